@@ -1,0 +1,1 @@
+"""A declarative graph-rewrite backend for torch.compile."""

@@ -1,0 +1,93 @@
+"""What a rewrite leaves behind: sites, misses, stages. Plain data: `explain/` renders it, a cache can keep it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the user's model: dotted module path, and `file:line` of the model's own source."""
+
+    module: str
+    source: str
+    node: str  # name of the anchor node in the captured graph
+
+
+@dataclass
+class Site:
+    """One application of a rule. `lowered` is triton, cpp, inductor or eager; times are in microseconds."""
+
+    rule: str
+    place: Place
+    spelling: int = 0
+    nodes: int = 0  # graph nodes the rule took
+    bytes_before: int | None = None
+    bytes_after: int | None = None
+    predicted_us: float | None = None
+    lowered: str = "inductor"
+    lowered_why: str = ""
+    measured_us: dict[str, float] = field(default_factory=dict)
+    binding: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes_saved(self) -> int | None:
+        if self.bytes_before is None or self.bytes_after is None:
+            return None
+        return self.bytes_before - self.bytes_after
+
+
+@dataclass(frozen=True)
+class Miss:
+    """An attempt that got past its root op and failed. `reason` is one of pattern shape dtype uses mutation
+    alias grad order symbolic condition; `condition` is the text that failed, `matched` the nodes matched before."""
+
+    rule: str
+    place: Place
+    reason: str
+    condition: str
+    explanation: str = ""
+    expected: str = ""
+    found: str = ""
+    matched: int = 0
+
+
+@dataclass(frozen=True)
+class Effective:
+    """A setting that was asked for and what came of it."""
+
+    asked: str
+    got: str
+    reason: str
+
+
+@dataclass
+class GraphRecord:
+    """Everything that happened to one captured graph."""
+
+    name: str
+    nodes_before: int = 0
+    nodes_after: int = 0
+    capture_ms: float = 0.0
+    rewrite_ms: float = 0.0
+    compile_ms: float = 0.0
+    grad: bool = False
+    dynamic: bool = False
+    fallback: str = ""  # why the whole graph was handed over unchanged, if it was
+    sites: list[Site] = field(default_factory=list)
+    misses: list[Miss] = field(default_factory=list)
+    stages: list[tuple[str, int, float]] = field(default_factory=list)  # (stage, rewrites, ms)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Record:
+    """A whole model: its graphs and the settings in force. Public name: `sitsopt.Report` wraps it."""
+
+    target: str = ""
+    recipe: str = ""
+    graphs: list[GraphRecord] = field(default_factory=list)
+    effective: list[Effective] = field(default_factory=list)

@@ -1,0 +1,72 @@
+"""The one error that bad input gets: file, line, column, what is wrong, what was expected, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Pos:
+    """A place in a file; lines and columns count from 1."""
+
+    file: str
+    line: int = 1
+    column: int = 1
+
+    def shifted(self, line: int, column: int) -> Pos:
+        """The place `line` lines below and `column` columns right of this one (both from 0)."""
+        return Pos(self.file, self.line + line, self.column + column if line == 0 else column + 1)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+class SpecError(ValueError):
+    """One mistake in a rule, a recipe, a target or an option.
+
+    Attributes: pos (where), problem (what is wrong), expected (what may stand there), hint (what to
+    do), path (the dotted place inside the file, such as `rules[0].eps`).
+    """
+
+    def __init__(
+        self, pos: Pos, problem: str, *, expected: str = "", hint: str = "", path: str = ""
+    ) -> None:
+        self.pos, self.problem, self.expected, self.hint, self.path = pos, problem, expected, hint, path
+        super().__init__(str(self))
+
+    @property
+    def line(self) -> int:
+        return self.pos.line
+
+    @property
+    def column(self) -> int:
+        return self.pos.column
+
+    def __str__(self) -> str:
+        where = f" (at {self.path})" if self.path else ""
+        lines = [f"{self.pos}: {self.problem}{where}"]
+        if self.expected:
+            lines.append(f"  expected: {self.expected}")
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "file": self.pos.file, "line": self.pos.line, "column": self.pos.column,
+            "problem": self.problem, "expected": self.expected, "hint": self.hint, "path": self.path,
+        }  # fmt: skip
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The known name closest to `name`, or an empty string when nothing is close."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return close[0] if close else ""
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """A hint naming the nearest known name, or an empty string."""
+    close = nearest(name, names)
+    return f"did you mean `{close}`?" if close else ""
