@@ -33,7 +33,13 @@ class SpecError(ValueError):
     def __init__(
         self, pos: Pos, problem: str, *, expected: str = "", hint: str = "", path: str = ""
     ) -> None:
-        self.pos, self.problem, self.expected, self.hint, self.path = pos, problem, expected, hint, path
+        self.pos, self.problem, self.expected, self.hint, self.path = (
+            pos,
+            problem,
+            expected,
+            hint,
+            path,
+        )
         super().__init__(str(self))
 
     @property
@@ -53,6 +59,9 @@ class SpecError(ValueError):
             lines.append(f"  hint: {self.hint}")
         return "\n".join(lines)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.pos, self.problem, self.expected, self.hint, self.path)
+
     def as_dict(self) -> dict[str, object]:
         return {
             "file": self.pos.file, "line": self.pos.line, "column": self.pos.column,
@@ -60,9 +69,41 @@ class SpecError(ValueError):
         }  # fmt: skip
 
 
+def _rebuild(pos: Pos, problem: str, expected: str, hint: str, path: str) -> SpecError:
+    return SpecError(pos, problem, expected=expected, hint=hint, path=path)
+
+
+class SpecErrors(SpecError):
+    """Several mistakes found in one go, in the order of the file. As one error it stands for the first."""
+
+    def __init__(self, errors: Iterable[SpecError]) -> None:
+        flat = [one for error in errors for one in getattr(error, "errors", [error])]
+        self.errors = sorted(
+            flat, key=lambda error: (error.pos.file, error.pos.line, error.pos.column)
+        )
+        first = self.errors[0]
+        super().__init__(
+            first.pos, first.problem, expected=first.expected, hint=first.hint, path=first.path
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return SpecErrors, (self.errors,)
+
+    def __str__(self) -> str:
+        return "\n".join(str(error) for error in self.errors)
+
+
+def raise_all(errors: list[SpecError]) -> None:
+    """Raise the one error, or all of them as SpecErrors; nothing when there is none."""
+    if errors:
+        raise errors[0] if len(errors) == 1 else SpecErrors(errors)
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """The known name closest to `name`, or an empty string when nothing is close."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    known = sorted(set(names) - {name})
+    one_letter = [other for other in known if _one_letter_off(name, other)]
+    close = one_letter or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return close[0] if close else ""
 
 
@@ -70,3 +111,14 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """A hint naming the nearest known name, or an empty string."""
     close = nearest(name, names)
     return f"did you mean `{close}`?" if close else ""
+
+
+def _one_letter_off(one: str, other: str) -> bool:
+    """Whether one letter dropped, added, changed or swapped with its neighbour tells the two apart."""
+    if len(one) > len(other):
+        one, other = other, one
+    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+    if len(one) < len(other):
+        return len(one) + 1 == len(other) and len(one) > 1 and one[same:] == other[same + 1 :]
+    swapped = one[:same] + one[same : same + 2][::-1] + one[same + 2 :]
+    return len(one) > 1 and (swapped == other or one[same + 1 :] == other[same + 1 :])
