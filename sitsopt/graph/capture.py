@@ -1,0 +1,169 @@
+"""Dynamo's graph to a functional ATen graph in which linear, attention, norms and activations are still whole.
+
+`aot_export_module(pre_dispatch=True, decompositions={})` keeps composite ops; mutations of inputs come back as extra
+outputs, which `restore` turns into `copy_` at the end, so that the graph keeps Dynamo's calling convention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._functorch.aot_autograd import aot_export_module
+from torch.fx import GraphModule, Node
+
+from .facts import storage_root
+
+aten = torch.ops.aten
+
+
+class CannotCapture(Exception):
+    """The graph must go to Inductor as it came; the message says why."""
+
+
+@dataclass
+class Captured:
+    """A functional graph. `placeholders[i]` stands for `inputs[i]`; `written` maps a placeholder to the value it
+    has after the call."""
+
+    gm: GraphModule
+    placeholders: list[Node]
+    inputs: list[Any]
+    params: set[Node]
+    written: dict[Node, Node]
+
+
+PASS_THROUGH = {
+    "_enter_autocast": "an autocast region inside the graph",
+    "_exit_autocast": "an autocast region inside the graph",
+    "tag_activation_checkpoint": "activation checkpointing",
+    "invoke_subgraph": "a nested compile region",
+    "wrap": "a nested region",
+}
+
+
+def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
+    """Functionalize a Dynamo graph. Raises CannotCapture with the reason where that would not be safe."""
+    _refuse(gm, inputs)
+    sources = [getattr(n, "_dynamo_source", None) for n in gm.graph.nodes if n.op == "placeholder"]
+    try:
+        graph, signature = aot_export_module(
+            gm, list(inputs), trace_joint=False, pre_dispatch=True, decompositions={}
+        )
+    except Exception as error:
+        raise CannotCapture(f"functionalization failed: {_first_line(error)}") from error
+    assert isinstance(graph, GraphModule)
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    attached = [dict(gm.named_parameters(remove_duplicate=False)), dict(gm.named_buffers(remove_duplicate=False))]
+    extra = [t for group in attached for t in group.values()]
+    if len(placeholders) != len(extra) + len(inputs):
+        raise CannotCapture("effect tokens in the graph")
+    values = [*extra, *inputs]
+    origin = [None] * len(extra) + list(sources)
+    params = {
+        p for p, v, s in zip(placeholders, values, origin, strict=True)
+        if isinstance(v, nn.Parameter) or (isinstance(v, torch.Tensor) and _of_module(s))
+    }  # fmt: skip
+    written = _written(graph, signature, placeholders)
+    captured = Captured(graph, placeholders, values, params - set(written), written)
+    _normalize(captured)
+    return captured
+
+
+def _refuse(gm: GraphModule, inputs: Sequence[Any]) -> None:
+    for node in gm.graph.nodes:
+        name = str(getattr(node.target, "__name__", node.target))
+        if name in PASS_THROUGH:
+            raise CannotCapture(f"{PASS_THROUGH[name]} ({name})")
+        if "batch_norm" in name and node.op == "call_function" and torch.is_grad_enabled():
+            training = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
+            if training is True:
+                raise CannotCapture("batch norm in training updates its statistics inside the graph")
+    for value in inputs:
+        if isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+            if not isinstance(value, torch._subclasses.FakeTensor):
+                raise CannotCapture(f"an input is a tensor subclass ({type(value).__name__})")
+
+
+def _of_module(source: Any) -> bool:
+    """Whether Dynamo found a tensor as an attribute of a module (a buffer) rather than as an argument."""
+    if source is None:
+        return False
+    try:
+        guard = source.guard_source if not callable(source.guard_source) else source.guard_source()
+        return bool(guard.is_nn_module() or guard.is_unspecialized_nn_module())
+    except (AttributeError, NotImplementedError):
+        return False
+
+
+def _written(graph: GraphModule, signature: Any, placeholders: list[Node]) -> dict[Node, Node]:
+    """Take the outputs that stand for mutated inputs off the graph; keep them by placeholder."""
+    by_name = {p.name: p for p in placeholders}
+    named = {n: p for p, n in (*signature.inputs_to_buffers.items(), *signature.inputs_to_parameters.items())}
+    output = graph.graph.output_node()
+    results = list(output.args[0])
+    count = 0
+    written: dict[Node, Node] = {}
+    mutated = (signature.buffers_to_mutate, getattr(signature, "parameters_to_mutate", {}),
+               signature.user_inputs_to_mutate)  # fmt: skip
+    names = {out: name for group in mutated for out, name in group.items()}
+    for node in results[: len(names)]:
+        target = names.get(node.name)
+        if target is None:
+            raise CannotCapture("mutated inputs do not line up with outputs")
+        written[by_name[named.get(target, target)]] = node
+        count += 1
+    rest = results[count:]
+    _check_views(rest, written)
+    for i, node in enumerate(rest):  # a returned mutated input is the input itself
+        owner = next((p for p, new in written.items() if new is node), None)
+        if owner is not None:
+            rest[i] = owner
+    output.args = (tuple(rest),)
+    return written
+
+
+def _check_views(results: list[Any], written: dict[Node, Node]) -> None:
+    news = set(written.values())
+    for node in results:
+        if not isinstance(node, Node) or node in news or node in written:
+            continue
+        root = storage_root(node)
+        if root in news or root in written:
+            raise CannotCapture("an output is a view of an input that the graph updates")
+
+
+def _normalize(captured: Captured) -> None:
+    graph = captured.gm.graph
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def restore(captured: Captured) -> None:
+    """Append the writes to mutated inputs. A new value that shares storage with a mutated input, or that is read
+    after one is written, is copied first, so that the order of the writes does not matter."""
+    graph, output = captured.gm.graph, captured.gm.graph.output_node()
+    owners = set(captured.written)
+    with graph.inserting_before(output):
+        safe: dict[Node, Node] = {}
+        for place, new in captured.written.items():
+            root = storage_root(new)
+            if root in owners and new is not place:
+                copy = graph.call_function(aten.clone.default, (new,))
+                copy.meta["val"] = new.meta["val"]
+                new = copy
+            safe[place] = new
+        for place, new in safe.items():
+            if new is not place:
+                write = graph.call_function(aten.copy_.default, (place, new))
+                write.meta["val"] = place.meta["val"]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]

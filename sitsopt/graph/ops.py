@@ -1,0 +1,150 @@
+"""The `sits::` ops: each one is its reference, in plain PyTorch, exactly as models spell it.
+
+A rule recomposes many spellings into one of these; lowering gives it a kernel or inlines the reference again, so
+each body here is also what Inductor sees. Shapes and dtypes follow the op's arguments; nothing is in place.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+LIB = torch.library.Library("sits", "DEF")
+REFERENCES: dict[str, object] = {}
+
+
+def op(schema: str):  # type: ignore[no-untyped-def]
+    """Register a reference under a schema, for every device and for fake tensors."""
+
+    def wrap(fn):  # type: ignore[no-untyped-def]
+        name = schema.split("(")[0]
+        LIB.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        LIB.impl(name, fn, "CompositeExplicitAutograd")
+        LIB.impl(name, fn, "Meta")
+        REFERENCES[name] = fn
+        return fn
+
+    return wrap
+
+
+@op("rms_norm(Tensor x, Tensor? weight, float eps, float offset=0.0, bool round_first=True) -> Tensor")
+def rms_norm(x, weight, eps, offset=0.0, round_first=True):  # type: ignore[no-untyped-def]
+    """x / sqrt(mean(x^2) + eps) * (offset + weight) over the last dim, in f32 (Zhang & Sennrich, 2019).
+
+    round_first: round the normalised value to x's dtype before the gain (Llama), or after it (Gemma, torch).
+    """
+    wide = x.to(torch.float32)
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return normed.to(x.dtype)
+    if round_first:
+        gain = weight if offset == 0.0 else weight + offset
+        return gain * normed.to(x.dtype)
+    gain = weight.to(torch.float32)
+    return (normed * (gain if offset == 0.0 else gain + offset)).to(x.dtype)
+
+
+@op(
+    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset=0.0,"
+    " bool round_first=True) -> (Tensor, Tensor)"
+)
+def add_rms_norm(x, residual, weight, eps, offset=0.0, round_first=True):  # type: ignore[no-untyped-def]
+    """(rms_norm(x + residual), x + residual): the sum lives on as the next residual."""
+    total = x + residual
+    return rms_norm(total, weight, eps, offset, round_first), total
+
+
+@op('rope(Tensor x, Tensor cos, Tensor sin, str style="half") -> Tensor')
+def rope(x, cos, sin, style="half"):  # type: ignore[no-untyped-def]
+    """Rotary embedding (Su et al., 2021) on the last dim; cos and sin broadcast against x.
+
+    half: pairs (i, i + D/2), as in transformers; interleaved: pairs (2i, 2i + 1), as in the paper.
+    """
+    if style == "half":
+        half = x.shape[-1] // 2
+        turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    else:
+        turned = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    return x * cos + turned * sin
+
+
+@op(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal=False,"
+    " float softcap=0.0, Tensor? sinks=None) -> Tensor"
+)
+def attention(q, k, v, mask, scale, causal=False, softcap=0.0, sinks=None):  # type: ignore[no-untyped-def]
+    """Grouped-query attention. q [B, Hq, T, D]; k, v [B, Hk, S, D] with Hq a multiple of Hk; out [B, Hq, T, Dv].
+
+    mask: bool (True attends) or additive, broadcastable to [B, Hq, T, S]. causal is top-left, as in SDPA.
+    """
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k = k.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2)
+        v = v.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2)
+    if softcap == 0.0 and sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale)
+    scores = torch.matmul(q, k.transpose(-2, -1)) * scale
+    if softcap != 0.0:
+        scores = torch.tanh(scores / softcap) * softcap
+    if causal:
+        keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~keep, float("-inf"))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    if sinks is None:
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(weights, v)
+    sink = sinks.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], 1).to(scores.dtype)
+    full = torch.cat([scores, sink], -1)
+    full = full - full.amax(-1, keepdim=True)
+    weights = torch.softmax(full, -1)[..., :-1]
+    return torch.matmul(weights.to(v.dtype), v)
+
+
+@op("swiglu(Tensor gate, Tensor up) -> Tensor")
+def swiglu(gate, up):  # type: ignore[no-untyped-def]
+    """silu(gate) * up (Shazeer, 2020)."""
+    return F.silu(gate) * up
+
+
+@op('geglu(Tensor gate, Tensor up, str approximate="none") -> Tensor')
+def geglu(gate, up, approximate="none"):  # type: ignore[no-untyped-def]
+    """gelu(gate) * up (Shazeer, 2020)."""
+    return F.gelu(gate, approximate=approximate) * up
+
+
+@op("softcap(Tensor x, float cap) -> Tensor")
+def softcap(x, cap):  # type: ignore[no-untyped-def]
+    """cap * tanh(x / cap) (Gemma 2)."""
+    return torch.tanh(x / cap) * cap
+
+
+@op("linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]")
+def linears(x, weights, biases):  # type: ignore[no-untyped-def]
+    """Several linears of one input, the weights read where they lie. weights[i]: [N_i, K]."""
+    return [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+
+
+ACTIVATIONS = {
+    "relu": torch.relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
+
+@op("linear_act(Tensor x, Tensor weight, Tensor? bias, str act) -> Tensor")
+def linear_act(x, weight, bias, act):  # type: ignore[no-untyped-def]
+    """act(x @ weight.T + bias)."""
+    return ACTIVATIONS[act](F.linear(x, weight, bias))
+
+
+@op(
+    "conv_act(Tensor x, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation,"
+    " int groups, str act) -> Tensor"
+)
+def conv_act(x, weight, bias, stride, padding, dilation, groups, act):  # type: ignore[no-untyped-def]
+    """act(conv2d(x, weight) + bias)."""
+    return ACTIVATIONS[act](F.conv2d(x, weight, bias, stride, padding, dilation, groups))

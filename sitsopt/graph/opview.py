@@ -1,0 +1,185 @@
+"""One canonical reading of an FX call, so that spellings of the same op compare equal.
+
+`transpose`, `t`, `permute` and `mT` are one permutation; `view`, `reshape` and `_unsafe_view` are one reshape to
+the size of the output; dims count from the front; a slice ends where its dimension ends.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .facts import tensor
+
+aten = torch.ops.aten
+
+RESHAPES = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
+CASTS = {aten._to_copy.default, aten.to.dtype}
+PERMUTES = {aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default,
+            aten.swapaxes.default, aten.numpy_T.default}  # fmt: skip
+PERMUTE_NAMES = {"aten.permute", "aten.transpose", "aten.t", "aten.mT", "aten.swapaxes", "aten.numpy_T"}
+RESHAPE_NAMES = {"aten.view", "aten.reshape", "aten._unsafe_view"}
+DIM_ARGS = {"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "axis"}
+ONE_MORE = {"aten.unsqueeze", "aten.stack"}  # a dim counts in the output's rank
+
+
+@dataclass(frozen=True)
+class OpView:
+    """`key` is the canonical op name; `names` and `values` its arguments in schema order; `defaults` says
+    which argument may be left out of a pattern (the index of the first one that has a default)."""
+
+    key: str
+    overload: str
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    defaults: tuple[Any, ...]
+
+
+REQUIRED = object()
+
+
+def canonical(name: str) -> str:
+    """The key under which ops spelled `name` are indexed."""
+    base = ".".join(name.split(".")[:2])
+    if base in PERMUTE_NAMES:
+        return "prim.permute"
+    if base in RESHAPE_NAMES:
+        return "prim.reshape"
+    if base in ("aten._to_copy", "aten.to"):
+        return "prim.cast"
+    return base
+
+
+def permutation(name: str, rank: int, args: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """The permutation that a call spelled `name` means on a value of this rank, or None if it is no valid one."""
+    base = name.split(".")[1]
+    order = list(range(rank))
+    try:
+        if base == "permute":
+            order = [d % rank for d in args[0]]
+        elif base in ("t", "mT", "numpy_T"):
+            if base == "mT" or (base == "t" and rank == 2):
+                order[-1], order[-2] = order[-2], order[-1]
+            elif base == "numpy_T":
+                order.reverse()
+        else:
+            a, b = args[0] % rank, args[1] % rank
+            order[a], order[b] = order[b], order[a]
+    except (IndexError, TypeError, ZeroDivisionError):
+        return None
+    return tuple(order) if sorted(order) == list(range(rank)) else None
+
+
+def view_of(node: Node) -> OpView | None:
+    """The canonical reading of a node, or None for anything that is not a call of an op. Cached on the node."""
+    cached = node.meta.get("sits_view")
+    if cached is not None and cached[0] is node.target and cached[1] is node.args:
+        view: OpView | None = cached[2]
+        return view
+    view = _read(node)
+    node.meta["sits_view"] = (node.target, node.args, view)
+    return view
+
+
+def key_of(node: Node) -> str:
+    """The index key of a node; "" when it is no op."""
+    view = view_of(node) if node.op == "call_function" else None
+    return view.key if view else ""
+
+
+def _read(node: Node) -> OpView | None:
+    target = node.target
+    if target is operator.getitem:
+        return OpView("prim.getitem", "", ("self", "index"), tuple(node.args), (REQUIRED, REQUIRED))
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    name = f"{target.namespace}.{target._schema.name.split('::')[1]}"
+    if target in CASTS:
+        return _cast(node)
+    if target in PERMUTES:
+        base = tensor(node.args[0])
+        order = permutation(name, base.dim(), tuple(node.args[1:])) if base is not None else None
+        if order is None:
+            return None
+        return OpView("prim.permute", "", ("self", "dims"), (node.args[0], order), (REQUIRED,) * 2)
+    if target in RESHAPES or target is aten.expand.default:
+        out = tensor(node)
+        if out is None:
+            return None
+        sizes = tuple(out.shape)
+        key = "aten.expand" if target is aten.expand.default else "prim.reshape"
+        return OpView(key, "", ("self", "size"), (node.args[0], sizes), (REQUIRED,) * 2)
+    return _by_schema(node, name, target)
+
+
+def _cast(node: Node) -> OpView | None:
+    """A pure dtype change; a copy that also moves device, layout or memory format stays its own op."""
+    if node.target is aten.to.dtype:
+        dtype, rest = node.args[1], tuple(node.args[2:]) + tuple(node.kwargs.values())
+        plain = not any(rest)
+    else:
+        dtype = node.kwargs.get("dtype")
+        src = tensor(node.args[0])
+        device = node.kwargs.get("device")
+        same_device = device is None or (src is not None and torch.device(device) == src.device)
+        other = {k: v for k, v in node.kwargs.items() if k not in ("dtype", "device") and v}
+        other = {k: v for k, v in other.items() if not (k == "layout" and v is torch.strided)}
+        plain = same_device and not other
+    if dtype is None or not plain:
+        return _by_schema(node, "aten._to_copy_other", node.target)
+    return OpView("prim.cast", "", ("self", "dtype"), (node.args[0], dtype), (REQUIRED,) * 2)
+
+
+def _by_schema(node: Node, name: str, target: Any) -> OpView:
+    names, values, defaults = [], [], []
+    rank = _rank(node, name)
+    for i, arg in enumerate(target._schema.arguments):
+        default = arg.default_value if arg.has_default_value() else REQUIRED
+        if i < len(node.args) and not arg.kwarg_only:
+            value = node.args[i]
+        else:
+            value = node.kwargs.get(arg.name, None if default is REQUIRED else default)
+        names.append(arg.name)
+        values.append(front(value, rank) if arg.name in DIM_ARGS else value)
+        defaults.append(front(default, rank) if arg.name in DIM_ARGS else default)
+    if name == "aten.slice":
+        values = _clamped(node, values)
+    return OpView(name, target._overloadname, tuple(names), tuple(values), tuple(defaults))
+
+
+def _rank(node: Node, name: str) -> int | None:
+    first = node.args[0] if node.args else None
+    if isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    base = tensor(first)
+    return None if base is None else base.dim() + (name in ONE_MORE)
+
+
+def front(value: Any, rank: int | None) -> Any:
+    """A dim, or a list of dims, counted from the front."""
+    if rank and isinstance(value, int) and not isinstance(value, bool):
+        return value % rank
+    if rank and isinstance(value, (list, tuple)):
+        return tuple(front(v, rank) for v in value)
+    return value
+
+
+def _clamped(node: Node, values: list[Any]) -> list[Any]:
+    """`x[..., a:b]` with both ends inside the dimension, where the sizes are numbers."""
+    base = tensor(node.args[0])
+    if base is None:
+        return values
+    size = base.shape[values[1]] if base.dim() else 1
+    start, end = values[2], values[3]
+    if isinstance(size, int) and (start is None or isinstance(start, int)):
+        start = 0 if start is None else max(0, start + size if start < 0 else min(start, size))
+        if end is None or isinstance(end, int):
+            end = size if end is None else max(0, end + size if end < 0 else min(end, size))
+    elif end is None or (isinstance(end, int) and end >= 2**62):
+        end = size
+        start = 0 if start is None else start
+    return [values[0], values[1], start, end, *values[4:]]

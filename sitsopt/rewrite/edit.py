@@ -1,0 +1,173 @@
+"""Applying one match, and taking it back.
+
+The replacement is built behind the last input, its outputs are compared with what they stand for (shape, dtype,
+device, aliasing), and only then do readers move over. Until `GraphView.sweep` the old nodes lie dead in the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+
+from ..graph.build import Builder
+from ..graph.facts import DTYPES, escapes, same_shape, storage_root, tensor
+from ..spec.program import Arith, DType, Let, Lit, Program, Ref, Seq, Term
+from .check import Refusal, insertion_point
+from .match import Match, Unbound, arithmetic
+from .view import GraphView
+
+
+@dataclass
+class Edit:
+    """A rewrite that was applied: what it made, whose readers it took over, what it left dead."""
+
+    match: Match
+    made: list[Node] = field(default_factory=list)
+    moved: list[tuple[Node, Node, Node]] = field(default_factory=list)  # old, new, reader
+    kept: list[tuple[Node, Any, Any]] = field(default_factory=list)  # readers of both, as they were
+    died: list[Node] = field(default_factory=list)
+
+    def undo(self, view: GraphView) -> None:
+        """Put the old nodes back. Later edits that built on this one must be undone first."""
+        for old, new, reader in self.moved:
+            reader.replace_input_with(new, old)
+        for reader, args, kwargs in self.kept:
+            reader.args, reader.kwargs = args, kwargs
+        view.dead.difference_update(self.died)
+        for node in reversed(self.made):
+            view.forget(node)
+            view.graph.erase_node(node)
+
+
+def apply(match: Match, view: GraphView, mode: FakeTensorMode) -> Edit | Refusal:
+    """Replace a match. A replacement that would change shape, dtype, device or aliasing is taken out again."""
+    assert match.rule.replace is not None
+    edit = Edit(match)
+    try:
+        news = _build(match, view, mode, edit)
+    except Exception as error:  # whatever an op raises on these shapes is a reason not to rewrite
+        _discard(edit, view)
+        return Refusal("shape", "replace", f"the replacement cannot be built: {error}")
+    refusal = _changed(match, news)
+    if refusal is not None:
+        _discard(edit, view)
+        return refusal
+    _move(match, view, edit, news)
+    return edit
+
+
+def _build(match: Match, view: GraphView, mode: FakeTensorMode, edit: Edit) -> list[Node]:
+    after = insertion_point(match).next
+    while after.op in ("placeholder", "get_attr"):
+        after = after.next
+    with view.graph.inserting_before(after):
+        builder = Builder(view.graph, mode, match.anchor)
+        edit.made = builder.made
+        env = dict(match.bound)
+        for name, program in match.rule.fold.items():
+            before = len(builder.made)
+            env[name] = run(program, env, builder)[0]
+            for node in builder.made[before:]:
+                node.meta["sits_fold"] = match.rule.id
+        assert match.rule.replace is not None
+        news = run(match.rule.replace, env, builder)
+    for node in edit.made:
+        view.add(node)
+    return news
+
+
+def run(program: Program, env: dict[str, Any], builder: Builder) -> list[Any]:
+    """Evaluate a program over nodes and constants, adding its ops through the builder."""
+    env = dict(env)
+    for let in program.lets:
+        args = tuple(resolve(t, env) for t in let.call.args)
+        kwargs = {k: resolve(t, env) for k, t in let.call.kwargs}
+        out = builder.call(let.call.op, args, kwargs)
+        _bind(let, out, env, builder)
+    return [env[name] for name in program.returns]
+
+
+def _bind(let: Let, out: Node, env: dict[str, Any], builder: Builder) -> None:
+    if len(let.names) == 1:
+        env[let.names[0]] = out
+        return
+    for i, name in enumerate(let.names):
+        if name != "_":
+            env[name] = builder.item(out, i)
+
+
+def resolve(term: Term, env: dict[str, Any]) -> Any:
+    """A term as a node or a constant; packs inside a list are spread."""
+    if isinstance(term, Lit):
+        return DTYPES[term.value.name] if isinstance(term.value, DType) else term.value
+    if isinstance(term, Ref):
+        if term.name not in env:
+            raise Unbound(term.name)
+        return env[term.name]
+    if isinstance(term, Seq):
+        items: list[Any] = []
+        for item in term.items:
+            value = resolve(item, env)
+            items.extend(value) if isinstance(value, tuple) else items.append(value)
+        return items
+    assert isinstance(term, Arith)
+    return arithmetic(term.op, [resolve(a, env) for a in term.args])
+
+
+def _changed(match: Match, news: list[Any]) -> Refusal | None:
+    for old, new in zip(match.returns, news, strict=True):
+        if old is None:
+            continue
+        before, after = tensor(old), tensor(new)
+        if before is None or after is None:
+            return Refusal("pattern", "replace", "an output is no tensor", found=str(new))
+        if before.dtype != after.dtype:
+            return Refusal("dtype", "replace", "the replacement has another dtype", str(before.dtype),
+                           str(after.dtype))  # fmt: skip
+        if not same_shape(before.shape, after.shape) or before.device != after.device:
+            return Refusal("shape", "replace", "the replacement has another shape or device",
+                           f"{tuple(before.shape)} on {before.device}",
+                           f"{tuple(after.shape)} on {after.device}")  # fmt: skip
+        if escapes(old) and _alias_differs(old, new, before, after):
+            return Refusal("alias", "replace", "the value is an output of the graph and would share other storage",
+                           storage_root(old).name, storage_root(new).name)  # fmt: skip
+    return None
+
+
+def _alias_differs(old: Node, new: Node, before: torch.Tensor, after: torch.Tensor) -> bool:
+    """An output must stay a view of what it was a view of, a fresh value fresh, and its strides what they were."""
+    a, b = storage_root(old), storage_root(new)
+    fresh = a.op == "call_function" and b.op == "call_function"
+    if a is not b and not fresh:
+        return True
+    return tuple(before.stride()) != tuple(after.stride())
+
+
+def _move(match: Match, view: GraphView, edit: Edit, news: list[Any]) -> None:
+    taken = set(match.nodes)
+    for old, new in zip(match.returns, news, strict=True):
+        if old is None:
+            continue
+        for reader in [u for u in old.users if u not in taken and u not in edit.made]:
+            if isinstance(new, Node) and reader in new.users:
+                edit.kept.append((reader, reader.args, reader.kwargs))
+            else:
+                edit.moved.append((old, new, reader))
+            reader.replace_input_with(old, new)
+    edit.died = [n for n in match.nodes if n not in view.dead]
+    view.dead.update(edit.died)
+
+
+def _discard(edit: Edit, view: GraphView) -> None:
+    for node in reversed(edit.made):
+        view.forget(node)
+        view.graph.erase_node(node)
+
+
+def claim(match: Match) -> list[Node]:
+    """The nodes a kernel would take over; the graph stays as it is."""
+    return list(match.nodes)

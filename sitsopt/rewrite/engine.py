@@ -1,0 +1,194 @@
+"""Runs ordered rules over one graph and records what applied, and on request what did not and why."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+
+from ..graph.build import fake_mode
+from ..graph.facts import module_path, source, traffic
+from ..graph.opview import canonical
+from ..spec.rule import Rule
+from .check import Refusal, refuse
+from .edit import Edit, apply
+from .match import Attempt, Match, Trace
+from .record import GraphRecord, Miss, Place, Site
+from .view import GraphView
+
+
+@dataclass
+class Settings:
+    """How to run the rules: grad mode, target facts, which sites to leave out, whether to keep misses."""
+
+    grad: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+    allow: Callable[[str], bool] = lambda site: True  # site key -> may apply
+    misses: bool = False
+
+
+@dataclass
+class Applied:
+    """One rewrite in a graph: its site and either the edit or the nodes claimed for a kernel."""
+
+    key: str
+    site: Site
+    match: Match
+    edit: Edit | None
+    claimed: list[Node]
+
+
+def rewrite(view: GraphView, rules: Sequence[Rule], settings: Settings, record: GraphRecord) -> list[Applied]:
+    """Apply every rule wherever it fits, in the order given; fill `record` with sites, misses and stages."""
+    engine = _Engine(view, settings, record, fake_mode(view.gm))
+    for stage, group in groupby(rules, key=lambda r: r.stage):
+        start, before = time.perf_counter(), len(engine.applied)
+        for rule in group:
+            engine.run(rule)
+        record.stages.append((stage, len(engine.applied) - before, (time.perf_counter() - start) * 1e3))
+    return engine.applied
+
+
+class _Engine:
+    def __init__(
+        self, view: GraphView, settings: Settings, record: GraphRecord, mode: FakeTensorMode
+    ) -> None:
+        self.view, self.settings, self.record, self.mode = view, settings, record, mode
+        self.applied: list[Applied] = []
+        self.claims: dict[Node, str] = {}
+        self.ordinals: Counter[str] = Counter()
+
+    def run(self, rule: Rule) -> None:
+        """Try one rule at every node that can be its root; a spelling that fits stops the search there."""
+        missed: dict[Node, Trace] = {}
+        done: set[Node] = set()
+        for index, spelling in enumerate(rule.spellings):
+            keys = root_keys(rule, index)
+            if not all(self.view.by_key.get(k) for k in needed_keys(rule, index)):
+                continue
+            for node in self.view.nodes(keys):
+                if node in self.view.dead or node in done:
+                    continue
+                if self._try(rule, index, node, missed):
+                    done.add(node)
+            del spelling
+        if self.settings.misses:
+            for node, trace in missed.items():
+                if node not in done:
+                    self.record.misses.append(_miss(rule, node, trace))
+
+    def _try(self, rule: Rule, index: int, node: Node, missed: dict[Node, Trace]) -> bool:
+        trace = Trace() if self.settings.misses else None
+        refusal: Refusal | None = None
+        for match in Attempt(rule, index, self.view, trace).run(node):
+            refusal = self._apply(match)
+            if refusal is None:
+                return True
+            if trace is not None:
+                trace.fail(len(match.nodes) + 1, refusal.reason, refusal.condition, refusal.expected, refusal.found)
+                trace.explanation = refusal.explanation
+        if trace is not None and trace.matched > 0:
+            best = missed.get(node)
+            if best is None or trace.matched > best.matched:
+                missed[node] = trace
+        return False
+
+    def _apply(self, match: Match) -> Refusal | None:
+        rule = match.rule
+        refusal = refuse(match, self.view, self.settings.grad, self.settings.facts)
+        if refusal is None and rule.replace is None:
+            owner = next((self.claims[n] for n in match.nodes if n in self.claims), None)
+            if owner is not None:
+                return Refusal("order", f"taken by {owner}", "a node belongs to one kernel")
+        if refusal is not None:
+            return refusal
+        module = common_module(match.nodes)
+        base = f"{rule.id}@{module}"
+        key = f"{base}#{self.ordinals[base]}"
+        if not self.settings.allow(key):
+            self.ordinals[base] += 1
+            return Refusal("order", "switched off", "this site is switched off by `only` or `exclude`")
+        before = cost(match.nodes)
+        edit: Edit | None = None
+        if rule.replace is not None:
+            outcome = apply(match, self.view, self.mode)
+            if isinstance(outcome, Refusal):
+                return outcome
+            edit = outcome
+        self.ordinals[base] += 1
+        self._note(key, match, edit, module, before)
+        return None
+
+    def _note(self, key: str, match: Match, edit: Edit | None, module: str, before: int | None) -> None:
+        claimed = list(match.nodes) if edit is None else []
+        self.claims.update(dict.fromkeys(claimed, match.rule.id))
+        after = cost(edit.made) if edit else boundary(match)
+        site = Site(
+            match.rule.id, Place(module, source(match.anchor), match.anchor.name), match.spelling,
+            len(match.nodes), before, after, binding=_readable(match),
+        )  # fmt: skip
+        self.record.sites.append(site)
+        self.applied.append(Applied(key, site, match, edit, claimed))
+
+
+def root_keys(rule: Rule, spelling: int) -> set[str]:
+    """Op keys a spelling's first return can stand at; through a cast that may be no node, its operand's too."""
+    program = rule.spellings[spelling].program
+    lets = {n: let for let in program.lets for n in let.names}
+    let, keys = lets[program.returns[0]], set()
+    while True:
+        key = canonical(let.call.op)
+        keys.add(key)
+        operand = let.call.args[0] if let.call.args else None
+        name = getattr(operand, "name", None)
+        if key != "prim.cast" or name not in lets:
+            return keys
+        let = lets[name]
+
+
+def needed_keys(rule: Rule, spelling: int) -> set[str]:
+    """Ops without which a spelling cannot match; casts may be no node."""
+    return {canonical(let.call.op) for let in rule.spellings[spelling].program.lets} - {"prim.cast"}
+
+
+def common_module(nodes: Iterable[Node]) -> str:
+    """The deepest module that contains every node that knows where it comes from."""
+    paths = [p.split(".") for p in {module_path(n) for n in nodes} if p]
+    if not paths:
+        return ""
+    depth = 0
+    while all(len(p) > depth and p[depth] == paths[0][depth] for p in paths):
+        depth += 1
+    return ".".join(paths[0][:depth])
+
+
+def cost(nodes: Iterable[Node]) -> int | None:
+    """Bytes the nodes move when each runs alone; None when a size is symbolic."""
+    total = sum((traffic(n) for n in nodes), 0)
+    return total if isinstance(total, int) else None
+
+
+def boundary(match: Match) -> int | None:
+    """Bytes one kernel for the whole match must move: inputs once, outputs once."""
+    from ..graph.facts import nbytes, val
+
+    total = sum((nbytes(val(n)) for n in {*match.inputs, *(r for r in match.returns if r)}), 0)
+    return total if isinstance(total, int) else None
+
+
+def _miss(rule: Rule, node: Node, trace: Trace) -> Miss:
+    place = Place(module_path(node), source(node), node.name)
+    return Miss(
+        rule.id, place, trace.reason, trace.condition, trace.explanation,
+        trace.expected, trace.found, trace.matched,
+    )  # fmt: skip
+
+
+def _readable(match: Match) -> dict[str, str]:
+    return {k: v.name if isinstance(v, Node) else str(v) for k, v in match.bound.items() if not k.startswith("%")}

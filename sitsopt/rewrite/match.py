@@ -1,0 +1,478 @@
+"""Matching a rule's pattern against a functional graph: backtracking unification from a root node upward.
+
+A literal is never a wildcard, an argument the pattern leaves out must have its default, and an interior value that
+anyone else reads blocks the match. Why an attempt failed is kept only when a `Trace` is passed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..graph.facts import DTYPES, same_size, tensor, val
+from ..graph.opview import (
+    PERMUTE_NAMES, REQUIRED, canonical, front, key_of, permutation, view_of,
+)  # fmt: skip
+from ..spec.program import Arith, Call, DType, Let, Lit, Program, Ref, Seq, Term
+from ..spec.rule import Input, Rule
+from .view import GraphView
+
+COMMUTATIVE = {
+    "aten.add", "aten.mul", "aten.maximum", "aten.minimum", "aten.eq", "aten.ne",
+    "aten.logical_and", "aten.logical_or", "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor",
+}  # fmt: skip
+Goal = tuple[Term, Any, str]
+
+
+class Unbound(Exception):
+    """A term names a size or a constant that is not known yet."""
+
+
+@dataclass
+class Trace:
+    """The failure that got furthest: how many nodes had matched, and why the next step failed."""
+
+    matched: int = -1
+    reason: str = ""
+    condition: str = ""
+    expected: str = ""
+    found: str = ""
+    explanation: str = ""
+
+    def fail(self, matched: int, reason: str, condition: str, expected: object, found: object) -> None:
+        if matched > self.matched:
+            self.matched, self.reason, self.condition = matched, reason, condition
+            self.expected, self.found = str(expected), str(found)
+
+
+@dataclass
+class Match:
+    """A pattern found: names to nodes, constants, sizes and dtypes; the op nodes taken; the values returned."""
+
+    rule: Rule
+    spelling: int
+    anchor: Node
+    bound: dict[str, Any]
+    nodes: list[Node]
+    returns: tuple[Node | None, ...]
+    inputs: list[Node] = field(default_factory=list)
+
+
+class Attempt:
+    """One spelling of one rule tried at one node."""
+
+    def __init__(self, rule: Rule, spelling: int, view: GraphView, trace: Trace | None) -> None:
+        self.rule, self.view, self.trace = rule, view, trace
+        self.index = spelling
+        chosen = rule.spellings[spelling]
+        self.program: Program = chosen.program
+        self.lets: dict[str, Let] = {n: let for let in self.program.lets for n in let.names if n != "_"}
+        self.bound: dict[str, Any] = dict(chosen.fixed)
+        self.nodes: dict[Node, Let | None] = {}
+        self.deferred: list[Goal] = []
+
+    # -- search -------------------------------------------------------------------------------------
+
+    def run(self, anchor: Node) -> Iterator[Match]:
+        """Every way the spelling fits with its first return at `anchor`, first found first."""
+        root = self.program.returns[0]
+        for _ in self._root(root, anchor):
+            for _ in self._rest(1):
+                yield self._match(anchor)
+
+    def _root(self, name: str, anchor: Node) -> Iterator[None]:
+        let = self.lets[name]
+        if len(let.names) == 1:
+            yield from self._solve(((Ref(name), anchor, ""),))
+            return
+        yield from self._call(let, anchor, ())
+
+    def _rest(self, i: int) -> Iterator[None]:
+        """Returned values that the root does not reach: siblings that share one of its inputs."""
+        while i < len(self.program.returns) and (
+            self.program.returns[i] in self.bound or self.program.returns[i] not in self.lets
+        ):
+            i += 1
+        if i == len(self.program.returns):
+            if self._settled():
+                yield None
+            return
+        let = self.lets[self.program.returns[i]]
+        if len(let.names) > 1:  # an output of a matched op that nobody reads
+            yield from self._rest(i + 1)
+            return
+        for node in self._siblings(let):
+            mark = self._mark()
+            for _ in self._solve(((Ref(let.names[0]), node, ""),)):
+                yield from self._rest(i + 1)
+            self._undo(mark)
+
+    def _siblings(self, let: Let) -> list[Node]:
+        """Nodes that could be `let`: users of a bound argument, after like siblings in graph order."""
+        key = canonical(let.call.op)
+        floor = [n for n, other in self.nodes.items() if other and canonical(other.call.op) == key]
+        for term in let.call.args:
+            base = self.bound.get(term.name) if isinstance(term, Ref) else None
+            if isinstance(base, Node):
+                users = [u for u in self.view.users(base) if key_of(u) == key and u not in self.nodes]
+                same = [n for n in floor if base in n.all_input_nodes]
+                return sorted(u for u in users if all(n < u for n in same))
+        self._fail("pattern", f"{', '.join(let.names)} = {let.call.op}", "a value that shares an input", "none")
+        return []
+
+    def _solve(self, goals: tuple[Goal, ...]) -> Iterator[None]:
+        if not goals:
+            yield None
+            return
+        (term, actual, label), rest = goals[0], goals[1:]
+        mark = self._mark()
+        for more in self._unify(term, actual, label):
+            yield from self._solve((*more, *rest))
+            self._undo(mark)
+
+    def _mark(self) -> tuple[dict[str, Any], dict[Node, Let | None], int]:
+        return dict(self.bound), dict(self.nodes), len(self.deferred)
+
+    def _undo(self, mark: tuple[dict[str, Any], dict[Node, Let | None], int]) -> None:
+        self.bound, self.nodes = dict(mark[0]), dict(mark[1])
+        del self.deferred[mark[2] :]
+
+    def _fail(self, reason: str, condition: str, expected: object, found: object) -> None:
+        if self.trace is not None:
+            self.trace.fail(len(self.nodes), reason, condition, expected, found)
+
+    # -- one goal -----------------------------------------------------------------------------------
+
+    def _unify(self, term: Term, actual: Any, label: str) -> Iterator[tuple[Goal, ...]]:
+        if isinstance(term, Ref):
+            yield from self._ref(term.name, actual)
+        elif isinstance(term, Seq):
+            if isinstance(actual, (list, tuple)) and len(actual) == len(term.items):
+                yield tuple((t, a, label) for t, a in zip(term.items, actual, strict=True))
+            else:
+                self._fail("pattern", label, f"a list of {len(term.items)}", actual)
+        else:
+            try:
+                wanted = self.value(term)
+            except Unbound:
+                self.deferred.append((term, actual, label))
+                yield ()
+                return
+            if same_constant(wanted, symbolic(actual)):
+                yield ()
+            else:
+                self._fail("pattern", label, wanted, actual)
+
+    def _ref(self, name: str, actual: Any) -> Iterator[tuple[Goal, ...]]:
+        if name in self.bound:
+            if same_constant(self.bound[name], symbolic(actual)):
+                yield ()
+            else:
+                self._fail("pattern", name, f"the same value for `{name}`", actual)
+            return
+        for value, passed in self._through(name, actual):
+            mark = self._mark()
+            self.nodes.update(dict.fromkeys(passed))
+            if name in self.lets:
+                yield from self._let(name, value)
+            elif name in self.rule.inputs:
+                yield from self._input(self.rule.inputs[name], value)
+            else:
+                self.bound[name] = symbolic(value)
+                yield ()
+            self._undo(mark)
+
+    def _through(self, name: str, actual: Any) -> Iterator[tuple[Any, tuple[Node, ...]]]:
+        """The value itself, then what lies behind the casts and views that the rule lets stand on this edge."""
+        yield actual, ()
+        kinds = self.rule.through.get(name, ())
+        passed: tuple[Node, ...] = ()
+        keys = {"cast": "prim.cast", "view": "prim.reshape", "transpose": "prim.permute"}
+        allowed = {keys[k] for k in kinds}
+        while isinstance(actual, Node) and allowed and key_of(actual) in allowed:
+            passed = (*passed, actual)
+            actual = actual.args[0]
+            yield actual, passed
+
+    def _let(self, name: str, actual: Any) -> Iterator[tuple[Goal, ...]]:
+        let = self.lets[name]
+        if not isinstance(actual, Node):
+            self._fail("pattern", name, let.call.op, actual)
+            return
+        if len(let.names) > 1:
+            view = view_of(actual)
+            if view is None or view.key != "prim.getitem" or view.values[1] != let.names.index(name):
+                self._fail("pattern", name, f"output {let.names.index(name)} of {let.call.op}", _op(actual))
+                return
+            yield from ((goals) for goals in self._call_goals(let, view.values[0], ()))
+            return
+        yield from self._call_goals(let, actual, ())
+
+    def _call(self, let: Let, node: Node, rest: tuple[Goal, ...]) -> Iterator[None]:
+        for goals in self._call_goals(let, node, rest):
+            yield from self._solve(goals)
+
+    def _call_goals(self, let: Let, node: Node, rest: tuple[Goal, ...]) -> Iterator[tuple[Goal, ...]]:
+        key = canonical(let.call.op)
+        if key == "prim.cast":
+            yield from self._cast_goals(let, node, rest)
+            return
+        view = view_of(node)
+        wanted = let.call.op.split(".")
+        if view is None or view.key != key or (len(wanted) == 3 and view.overload != wanted[2]):
+            self._fail("pattern", f"{', '.join(let.names)} = {let.call.op}", let.call.op, _op(node))
+            return
+        if node in self.nodes:
+            self._fail("pattern", let.call.op, "a node of its own", _op(node))
+            return
+        goals = self._arguments(let.call, node)
+        if goals is None:
+            return
+        mark = self._mark()
+        self._take(let, node)
+        yield (*goals, *rest)
+        if key in COMMUTATIVE and self._swappable(view):
+            self._undo(mark)
+            self._take(let, node)
+            (a, x, la), (b, y, lb), *more = goals
+            yield ((a, y, la), (b, x, lb), *more, *rest)
+
+    @staticmethod
+    def _swappable(view: Any) -> bool:
+        return "alpha" not in view.names or view.values[view.names.index("alpha")] == 1
+
+    def _take(self, let: Let, node: Node) -> None:
+        self.nodes[node] = let
+        if len(let.names) == 1:
+            self.bound[let.names[0]] = node
+            return
+        for user in self.view.users(node):
+            view = view_of(user)
+            if view is not None and view.key == "prim.getitem" and view.values[1] < len(let.names):
+                self.nodes[user] = None
+                self.bound[let.names[view.values[1]]] = user
+
+    def _cast_goals(self, let: Let, node: Node, rest: tuple[Goal, ...]) -> Iterator[tuple[Goal, ...]]:
+        """A cast is a cast node, or no node at all where the value has that dtype already."""
+        operand, dtype = let.call.args[0], let.call.args[1]
+        mark = self._mark()
+        view = view_of(node)
+        if view is not None and view.key == "prim.cast":
+            self._take(let, node)
+            yield ((dtype, view.values[1], "dtype"), (operand, view.values[0], "self"), *rest)
+            self._undo(mark)
+        value = tensor(node)
+        if value is not None:
+            self.bound[let.names[0]] = node
+            yield ((dtype, value.dtype, "dtype"), (operand, node, "self"), *rest)
+
+    def _arguments(self, call: Call, node: Node) -> list[Goal] | None:
+        """Pair the pattern's arguments with the node's, by position, by name, or by default."""
+        view = view_of(node)
+        assert view is not None
+        base = ".".join(call.op.split(".")[:2])
+        if base in PERMUTE_NAMES:
+            return self._permute_goals(call, base, node)
+        goals: list[Goal] = []
+        kwargs = dict(call.kwargs)
+        for i, name in enumerate(view.names):
+            label = f"{call.op}({name}=…)"
+            if i < len(call.args):
+                term: Term = call.args[i]
+            elif name in kwargs:
+                term = kwargs.pop(name)
+            elif view.defaults[i] is REQUIRED or not same_constant(view.defaults[i], view.values[i]):
+                self._fail("pattern", label, view.defaults[i] if view.defaults[i] is not REQUIRED else "given",
+                           view.values[i])  # fmt: skip
+                return None
+            else:
+                continue
+            goals.append((self._front(term, name, node), view.values[i], label))
+        if kwargs or len(call.args) > len(view.names):
+            self._fail("pattern", call.op, f"arguments {list(view.names)}", list(kwargs))
+            return None
+        return goals
+
+    @staticmethod
+    def _front(term: Term, name: str, node: Node) -> Term:
+        """A literal dim of the pattern, counted from the front like the node's."""
+        from ..graph.opview import DIM_ARGS, _rank
+
+        if name not in DIM_ARGS:
+            return term
+        rank = _rank(node, key_of(node))
+        if isinstance(term, Lit) and isinstance(term.value, int):
+            return Lit(front(term.value, rank))
+        if isinstance(term, Arith) and term.op == "neg" and isinstance(term.args[0], Lit):
+            number = term.args[0].value
+            return Lit(front(-number, rank)) if isinstance(number, int) else term
+        if isinstance(term, Seq):
+            return Seq(tuple(Attempt._front(t, name, node) for t in term.items))
+        return term
+
+    def _permute_goals(self, call: Call, base: str, node: Node) -> list[Goal] | None:
+        view = view_of(node)
+        assert view is not None
+        rank = len(view.values[1])
+        try:
+            args = tuple(self.value(t) for t in call.args[1:])
+        except Unbound:
+            self._fail("pattern", base, "literal dims", call.args[1:])
+            return None
+        wanted = permutation(base, rank, args)
+        if wanted != view.values[1]:
+            self._fail("pattern", f"{base} of {rank} dims", wanted, view.values[1])
+            return None
+        return [(call.args[0], view.values[0], "self")]
+
+    # -- inputs -------------------------------------------------------------------------------------
+
+    def _input(self, spec: Input, actual: Any) -> Iterator[tuple[Goal, ...]]:
+        if spec.kind == "const":
+            if self._const_fits(spec, actual):
+                self.bound[spec.name] = actual
+                yield ()
+            return
+        if actual is None and spec.optional:
+            self.bound[spec.name] = None
+            yield ()
+            return
+        value = tensor(actual)
+        if value is None:
+            self._fail("pattern", spec.name, "a tensor", actual)
+            return
+        if spec.kind == "param" and not self.view.is_param(actual):
+            self._fail("pattern", f"{spec.name}: Param", "a parameter or constant", _op(actual))
+            return
+        if spec.kind == "state" and not self.view.is_state(actual):
+            self._fail("pattern", f"{spec.name}: State", "a buffer that the graph updates", _op(actual))
+            return
+        if self._dtype_fits(spec, value) and self._dims_fit(spec, value):
+            self.bound[spec.name] = actual
+            yield ()
+
+    def _const_fits(self, spec: Input, actual: Any) -> bool:
+        kinds: dict[str, Any] = {
+            "float": (int, float), "int": (int, torch.SymInt), "bool": bool, "str": str,
+            "dtype": torch.dtype, "ints": (list, tuple),
+        }  # fmt: skip
+        fits = isinstance(actual, kinds[spec.const_type or "float"])
+        if spec.const_type in ("float", "int") and isinstance(actual, bool):
+            fits = False
+        if not fits:
+            self._fail("pattern", f"{spec.name}: const {spec.const_type}", spec.const_type, actual)
+        return fits
+
+    def _dtype_fits(self, spec: Input, value: torch.Tensor) -> bool:
+        if spec.dtype is None:
+            return True
+        wanted = DTYPES.get(spec.dtype) or self.bound.get(spec.dtype)
+        if wanted is None:
+            self.bound[spec.dtype] = value.dtype
+            return True
+        if wanted != value.dtype:
+            self._fail("dtype", f"{spec.name}: {spec.dtype}", wanted, value.dtype)
+        return bool(wanted == value.dtype)
+
+    def _dims_fit(self, spec: Input, value: torch.Tensor) -> bool:
+        if spec.dims is None:
+            return True
+        shape = list(value.shape)
+        pack = next((i for i, d in enumerate(spec.dims) if d.pack), None)
+        fixed = len(spec.dims) - (pack is not None)
+        if len(shape) < fixed or (pack is None and len(shape) != fixed):
+            self._fail("shape", f"{spec.name}: {spec.text}", f"{fixed} dims", tuple(shape))
+            return False
+        extra = len(shape) - fixed
+        pieces: list[Any] = shape
+        if pack is not None:
+            pieces = [*shape[:pack], tuple(shape[pack : pack + extra]), *shape[pack + extra :]]
+        return all(self._dim(spec, d, s) for d, s in zip(spec.dims, pieces, strict=True))
+
+    def _dim(self, spec: Input, dim: Any, size: Any) -> bool:
+        wanted = dim.size if dim.size is not None else self.bound.get(dim.name)
+        if wanted is None:
+            self.bound[dim.name] = size
+            return True
+        if same_constant(wanted, size):
+            return True
+        self._fail("shape", f"{spec.name}: {spec.text}", f"{dim.name or dim.size} = {wanted}", size)
+        return False
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def value(self, term: Term) -> Any:
+        """What a term without tensors is worth now; Unbound when a name in it is not known."""
+        if isinstance(term, Lit):
+            return DTYPES[term.value.name] if isinstance(term.value, DType) else term.value
+        if isinstance(term, Ref):
+            if term.name not in self.bound:
+                raise Unbound(term.name)
+            return self.bound[term.name]
+        if isinstance(term, Seq):
+            return tuple(self.value(t) for t in term.items)
+        return arithmetic(term.op, [self.value(a) for a in term.args])
+
+    def _settled(self) -> bool:
+        """Whether the equations left for later hold, now that every size is known."""
+        for term, actual, label in self.deferred:
+            try:
+                wanted = self.value(term)
+            except Unbound as name:
+                self._fail("pattern", label, f"a value for {name}", "none")
+                return False
+            if not same_constant(wanted, symbolic(actual)):
+                self._fail("pattern", label, wanted, actual)
+                return False
+        return True
+
+    def _match(self, anchor: Node) -> Match:
+        for spec in self.rule.inputs.values():
+            self.bound.setdefault(spec.name, spec.default)
+        returns = tuple(self.bound.get(name) for name in self.program.returns)
+        inputs = [b for name in self.rule.inputs if isinstance(b := self.bound.get(name), Node)]
+        return Match(self.rule, self.index, anchor, dict(self.bound), list(self.nodes), returns, inputs)
+
+
+def arithmetic(op: str, args: list[Any]) -> Any:
+    """The notation's arithmetic over ints, floats and symbolic sizes."""
+    a, b = args[0], args[1] if len(args) > 1 else None
+    table = {
+        "+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "/": lambda: a / b,
+        "//": lambda: a // b, "%": lambda: a % b, "**": lambda: a**b, "neg": lambda: -a,
+        "min": lambda: min(args), "max": lambda: max(args),
+    }  # fmt: skip
+    return table[op]()
+
+
+def symbolic(actual: Any) -> Any:
+    """A size that arrives as a node, as the symbolic size it holds."""
+    if isinstance(actual, Node) and isinstance(val(actual), (int, torch.SymInt)):
+        return val(actual)
+    return actual
+
+
+def same_constant(a: Any, b: Any) -> bool:
+    """Equality that tells True from 1, -0.0 from 0.0, and holds a symbolic size equal only when proved."""
+    if a is b:
+        return True
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same_constant(x, symbolic(y)) for x, y in zip(a, b, strict=True))
+    if isinstance(a, (Node, str, torch.dtype, bool)) or isinstance(b, (Node, str, torch.dtype, bool)):
+        return type(a) is type(b) and bool(a == b)
+    if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
+        return isinstance(a, (int, torch.SymInt)) and isinstance(b, (int, torch.SymInt)) and same_size(a, b)
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        if a != a or b != b:
+            return a != a and b != b
+        return a == b and math.copysign(1, a) == math.copysign(1, b)
+    return bool(a == b) if type(a) is type(b) else False
+
+
+def _op(node: object) -> str:
+    return f"{node.name} = {node.target}" if isinstance(node, Node) else repr(node)
