@@ -83,7 +83,7 @@ class Compute(Spec):
     """Arithmetic, and the limits that decide occupancy."""
 
     peak_tflops: dict[DTypeName, Amount | None] | None = Field(
-        None,
+        default=None,
         description="Dense 10^12 operations/s by operand type, on tensor cores where they exist.",
     )
     units: Count | None = Field(default=None, description="SMs, CUs or cores.")
