@@ -26,14 +26,15 @@ class CannotCapture(Exception):
 
 @dataclass
 class Captured:
-    """A functional graph. `placeholders[i]` stands for `inputs[i]`; `written` maps a placeholder to the value it
-    has after the call."""
+    """A functional graph. `placeholders[i]` stands for `inputs[i]`; the first `attached` of them are attributes of
+    Dynamo's graph module, the rest its arguments. `written` maps a placeholder to its value after the call."""
 
     gm: GraphModule
     placeholders: list[Node]
     inputs: list[Any]
     params: set[Node]
     written: dict[Node, Node]
+    attached: int = 0
 
 
 PASS_THROUGH = {
@@ -68,7 +69,7 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
         if isinstance(v, nn.Parameter) or (isinstance(v, torch.Tensor) and _of_module(s))
     }  # fmt: skip
     written = _written(graph, signature, placeholders)
-    captured = Captured(graph, placeholders, values, params - set(written), written)
+    captured = Captured(graph, placeholders, values, params - set(written), written, len(extra))
     _normalize(captured)
     return captured
 

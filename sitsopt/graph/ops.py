@@ -1,7 +1,7 @@
 """The `sits::` ops: each one is its reference, in plain PyTorch, exactly as models spell it.
 
-A rule recomposes many spellings into one of these; lowering gives it a kernel or inlines the reference again, so
-each body here is also what Inductor sees. Shapes and dtypes follow the op's arguments; nothing is in place.
+A rule recomposes many spellings into one of these. Lowering gives a site its kernel; where there is none the body here
+is what AOTAutograd traces and Inductor compiles, gradients included (the ops are CompositeImplicitAutograd).
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ REFERENCES: dict[str, object] = {}
 
 
 def op(schema: str):  # type: ignore[no-untyped-def]
-    """Register a reference under a schema, for every device and for fake tensors."""
+    """Register a reference under a schema."""
 
     def wrap(fn):  # type: ignore[no-untyped-def]
         name = schema.split("(")[0]
         LIB.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        LIB.impl(name, fn, "CompositeExplicitAutograd")
-        LIB.impl(name, fn, "Meta")
+        LIB.impl(name, fn, "CompositeImplicitAutograd")
         REFERENCES[name] = fn
         return fn
 

@@ -1,0 +1,61 @@
+"""`torch.compile(model, backend="sits")`: Dynamo's graph in, a callable out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from .options import Options
+from .pipeline import LoweringError, Plan, fallback_effects, process
+from .planning import ExpectationError, check_expectations, make_session
+from .rewrite.record import GraphRecord
+from .session import Session, ends_the_call, find_or_make, owner_of
+from .spec.errors import SpecError
+
+Compiled = Callable[..., Any]
+
+
+def sits(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    **unknown: Any,
+) -> Compiled:
+    """The Dynamo backend. `options` are those of `sitsopt.options.Options`; `mode` is passed on to Inductor.
+
+    Bad options, unmet expectations and (under `strict`) failed lowerings raise at the call of the compiled
+    function, as themselves rather than wrapped by Dynamo: SpecError, ExpectationError, LoweringError.
+    """
+    try:
+        parsed = Options.parse(options)
+        owner = owner_of(gm)
+        session = find_or_make(owner, parsed, lambda: make_session(owner, parsed, mode, unknown))
+        return compile_one(gm, inputs, session)
+    except (SpecError, ExpectationError, LoweringError) as error:
+        return raising(error)
+
+
+def compile_one(gm: GraphModule, inputs: Sequence[Any], session: Session) -> Compiled:
+    """Compile one graph under its model's session and check expectations when the call is complete."""
+    record = GraphRecord(name=f"graph{len(session.record.graphs)}")
+    session.record.graphs.append(record)
+    plan: Plan = session.plan
+    compiled = process(gm, inputs, plan, record)
+    session.record.effective.extend(fallback_effects(record))
+    if ends_the_call(gm) and not session.checked:
+        session.checked = True
+        check_expectations(session)
+    return compiled
+
+
+def raising(error: Exception) -> Compiled:
+    """A callable that raises; Dynamo would otherwise wrap what its backend raises."""
+
+    def fail(*args: Any) -> Any:
+        raise error
+
+    return fail

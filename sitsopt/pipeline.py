@@ -1,0 +1,101 @@
+"""The stages in order, each recorded: capture, rewrite, lower, compile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from .graph import ops as _reference_ops  # noqa: F401  registers the sits:: ops
+from .graph.capture import CannotCapture, Captured, capture
+from .rewrite.engine import Applied, Settings, rewrite
+from .rewrite.record import Effective, GraphRecord
+from .rewrite.view import GraphView
+from .runtime.lower import Compiled, Lowering, choose_kernels, compile_graph, finish, with_arguments
+from .spec.rule import Rule
+
+
+class LoweringError(RuntimeError):
+    """`strict: true` and a graph, or a rewrite in it, could not be lowered."""
+
+
+@dataclass
+class Plan:
+    """What to do with each graph of a model: rules in order, target facts, how to lower."""
+
+    rules: list[Rule]
+    facts: dict[str, Any] = field(default_factory=dict)
+    lowering: Lowering = field(default_factory=Lowering)
+    strict: bool = False
+    misses: bool = False
+    allow: Callable[[str], bool] = lambda site: True
+
+
+def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord) -> Compiled:
+    """One graph of Dynamo's, to a callable with its calling convention.
+
+    Raises LoweringError under `strict`; otherwise whatever fails is undone, noted in the record, and Inductor gets
+    the graph as it came.
+    """
+    record.grad = records_gradients(inputs)
+    record.dynamic = any(isinstance(i, torch.SymInt) for i in inputs)
+    try:
+        captured, applied = rewritten(gm, inputs, plan, record)
+    except CannotCapture as reason:
+        return _fall_back(gm, inputs, plan, record, str(reason))
+    lowering = Lowering(plan.lowering.how, record.grad, plan.lowering.inductor)
+    start = time.perf_counter()
+    try:
+        choose_kernels(captured, applied, lowering)
+        graph, keep, values = finish(captured)
+        compiled = with_arguments(compile_graph(graph, values, lowering), keep, len(inputs))
+    except Exception as error:
+        if isinstance(error, (torch._dynamo.exc.TorchDynamoException, KeyboardInterrupt)):
+            raise
+        for site in record.sites:
+            site.lowered, site.lowered_why = "undone", "lowering of its graph failed"
+        return _fall_back(gm, inputs, plan, record, f"lowering failed: {type(error).__name__}: {error}")
+    record.compile_ms = (time.perf_counter() - start) * 1e3
+    return compiled
+
+
+def rewritten(
+    gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord
+) -> tuple[Captured, list[Applied]]:
+    """Capture a graph and apply the rules to it. Raises CannotCapture."""
+    start = time.perf_counter()
+    captured = capture(gm, inputs)
+    record.nodes_before = sum(n.op == "call_function" for n in captured.gm.graph.nodes)
+    record.capture_ms = (time.perf_counter() - start) * 1e3
+    start = time.perf_counter()
+    settings = Settings(record.grad, plan.facts, plan.allow, plan.misses)
+    view = GraphView(captured.gm, captured.params, captured.written)
+    applied = rewrite(view, plan.rules, settings, record)
+    view.sweep()
+    record.nodes_after = sum(n.op == "call_function" for n in captured.gm.graph.nodes)
+    record.rewrite_ms = (time.perf_counter() - start) * 1e3
+    return captured, applied
+
+
+def records_gradients(inputs: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs)
+
+
+def _fall_back(
+    gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord, reason: str
+) -> Compiled:
+    record.fallback = reason
+    if plan.strict:
+        raise LoweringError(f"graph {record.name}: {reason}")
+    return compile_graph(gm, list(inputs), plan.lowering)
+
+
+def fallback_effects(record: GraphRecord) -> list[Effective]:
+    """A graph that was not rewritten, as a line under `effective`."""
+    if not record.fallback:
+        return []
+    return [Effective(f"rewrite graph {record.name}", "Inductor's own code", record.fallback)]

@@ -1,0 +1,125 @@
+"""From a rewritten graph to a callable: kernels for the ops that have one, Inductor for the rest.
+
+A `sits::` op without a kernel stays as it is: AOTAutograd traces its reference and Inductor fuses it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..graph.capture import Captured, restore
+from ..rewrite.engine import Applied
+from . import kernels
+
+aten = torch.ops.aten
+Compiled = Callable[..., Any]
+
+
+@dataclass
+class Lowering:
+    """How to lower: `auto` or `inductor` (no kernels of ours), `eager` (no compiler at all); options for Inductor."""
+
+    how: str = "auto"
+    grad: bool = False
+    inductor: dict[str, Any] = field(default_factory=dict)
+
+
+def choose_kernels(captured: Captured, applied: Sequence[Applied], lowering: Lowering) -> None:
+    """Point each `sits::` op at its kernel, and note at every site how it will run and why."""
+    chosen: dict[Node, tuple[str, str]] = {}
+    for node in captured.gm.graph.nodes:
+        if node.op != "call_function" or getattr(node.target, "namespace", "") != "sits":
+            continue
+        if lowering.how == "eager":
+            chosen[node] = ("eager", "lowering: eager")
+        elif lowering.how != "auto":
+            chosen[node] = ("inductor", f"lowering: {lowering.how}")
+        elif lowering.grad:
+            chosen[node] = ("inductor", "gradients are recorded: the reference is differentiable, kernels are not")
+        else:
+            chosen[node] = _kernel(node)
+    default = "eager" if lowering.how == "eager" else "inductor"
+    for item in applied:
+        made = item.edit.made if item.edit else item.claimed
+        found = next((chosen[n] for n in made if n in chosen), None)
+        item.site.lowered, item.site.lowered_why = found or (default, "")
+
+
+def _kernel(node: Node) -> tuple[str, str]:
+    found, why = kernels.lookup(node)
+    if found is None:
+        return "inductor", why
+    node.target = found
+    return "cpp", why
+
+
+def relax_views(graph: torch.fx.Graph) -> None:
+    """A rewrite may change strides that a later `view` relied on; a `reshape` is right for any layout."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = aten.reshape.default
+
+
+def finish(captured: Captured) -> tuple[GraphModule, list[int], list[Any]]:
+    """Close the graph: write mutated inputs back, drop inputs nobody reads.
+
+    Returns the graph, which of Dynamo's arguments it takes, and their values. Attributes of Dynamo's graph module
+    (constants) become attributes of the new one.
+    """
+    relax_views(captured.gm.graph)
+    restore(captured)
+    offset = captured.attached
+    keep: list[int] = []
+    values: list[Any] = []
+    for i, node in enumerate(captured.placeholders):
+        if not node.users and node.op == "placeholder":
+            captured.gm.graph.erase_node(node)
+        elif i < offset:
+            _bind_constant(captured.gm, node, captured.inputs[i])
+        else:
+            keep.append(i - offset)
+            values.append(captured.inputs[i])
+    captured.gm.graph.lint()
+    captured.gm.recompile()
+    return captured.gm, keep, values
+
+
+def _bind_constant(gm: GraphModule, node: Node, value: Any) -> None:
+    name = f"_sits_constant_{node.name}"
+    if isinstance(value, torch.nn.Parameter):
+        gm.register_parameter(name, value)
+    else:
+        gm.register_buffer(name, value, persistent=False)
+    with gm.graph.inserting_before(node):
+        attr = gm.graph.get_attr(name)
+        attr.meta.update(node.meta)
+    node.replace_all_uses_with(attr)
+    gm.graph.erase_node(node)
+
+
+def compile_graph(gm: GraphModule, values: list[Any], lowering: Lowering) -> Compiled:
+    """The finished graph as a callable over `values`-like arguments."""
+    if lowering.how == "eager":
+        return gm.forward
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(gm, values, config_patches=lowering.inductor or None)
+
+
+def with_arguments(compiled: Compiled, keep: list[int], total: int) -> Compiled:
+    """A callable with Dynamo's convention (all arguments) around one that takes only those it needs."""
+    if keep == list(range(total)):
+        return compiled
+    if len(keep) == 0:
+        return lambda *args: compiled()
+    if len(keep) == 1:
+        only = keep[0]
+        return lambda *args: compiled(args[only])
+    pick = operator.itemgetter(*keep)
+    return lambda *args: compiled(*pick(args))
