@@ -6,10 +6,13 @@ line that set it, and an error in the result points there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from .errors import SpecError
+from pydantic import BaseModel
+
+from .errors import Pos, SpecError
+from .fields import fields_at
 from .source import Document, read
 from .yamltree import Entry, Node, plain
 
@@ -28,6 +31,49 @@ def merge(base: Node, over: Node) -> Node:
         value = merge(below.value, entry.value) if below else entry.value
         result.entries[name] = Entry(entry.key, value)
     return result
+
+
+def from_data(data: object, pos: Pos) -> Node:
+    """Plain data that came from Python as a tree; everything in it stands at `pos`."""
+    if isinstance(data, Mapping):
+        entries = {
+            key: Entry(Node("scalar", pos, key), from_data(value, pos))
+            for key, value in data.items()
+        }
+        return Node("map", pos, entries=entries)
+    if isinstance(data, list | tuple):
+        return Node("list", pos, items=[from_data(item, pos) for item in data])
+    return Node("scalar", pos, data)  # type: ignore[arg-type]  # `build` refuses what is not plain
+
+
+def without_null(root: Node, model: type[BaseModel], path: tuple[str | int, ...] = ()) -> Node:
+    """The tree without the nulls that took something back. One under a key that `model` does not know
+    stays, so that the misspelt key is reported."""
+    if root.kind == "list":
+        items = [without_null(item, model, (*path, i)) for i, item in enumerate(root.items)]
+        return Node("list", root.pos, items=items)
+    if root.kind != "map":
+        return root
+    known = fields_at(model, path)
+    entries = {
+        name: Entry(entry.key, without_null(entry.value, model, (*path, name)))
+        for name, entry in root.entries.items()
+        if not is_null(entry.value) or (known and name not in known)
+    }
+    return Node("map", root.pos, entries=entries)
+
+
+def is_null(node: Node) -> bool:
+    """Whether a node is a null, which takes back what stands below it."""
+    return node.kind == "scalar" and node.value is None
+
+
+def text_at(doc: Document, path: tuple[str | int, ...]) -> Pos:
+    """Where the text of a scalar starts, behind its quote."""
+    node = doc.root
+    for part in path:
+        node = node.items[part] if isinstance(part, int) else node.entries[part].value
+    return node.pos.shifted(0, 1) if node.style in ("'", '"') else node.pos
 
 
 def document(root: Node, name: str) -> Document:
