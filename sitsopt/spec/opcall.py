@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from .errors import did_you_mean
-from .ops import OpFact
+from .ops import OpFact, resolve
 from .program import Arith, DType, Lit, Ref, Seq, Term
 from .pytext import PyText
 from .signature import Arg, Signature
@@ -47,7 +47,7 @@ def _mistake(
     node: ast.Call, fact: OpFact, signature: Signature, args: tuple[Term, ...], kwargs: Kwargs,
     kind: KindOf,
 ) -> _Mistake | None:  # fmt: skip
-    shown = f"{fact.name}{signature}"
+    shown, numbers = f"{fact.name}{signature}", _number_args(fact)
     positional = signature.positional
     if len(args) > len(positional):
         count = len(positional)
@@ -68,41 +68,45 @@ def _mistake(
     for arg in signature.args:
         if arg.required and arg.name not in given:
             return _Mistake(2, node, f"{fact.name} misses its argument `{arg.name}`", shown)
-        if arg.name in given and not _fits(given[arg.name][0], arg, kind):
+        if arg.name in given and not _fits(given[arg.name][0], arg, kind, numbers):
             term, at = given[arg.name]
             problem = f"`{arg.name}` of {fact.name} cannot be {_shown(term, kind)}"
             return _Mistake(3, at, problem, f"{arg.type} {arg.name}")
     return None
 
 
-def _fits(term: Term, arg: Arg, kind: KindOf) -> bool:
+def _fits(term: Term, arg: Arg, kind: KindOf, numbers: Collection[str] = ()) -> bool:
     """False only where the kind of the term is certain and no value of it fits."""
     if isinstance(term, Seq):
         inner = Arg(arg.name, arg.type.removesuffix("?").removesuffix("[]"))
-        return arg.is_list and all(_fits_inside(item, inner, kind) for item in term.items)
+        return arg.is_list and all(_fits(item, inner, kind) for item in term.items)
     if isinstance(term, Lit) and term.value is None:
         return arg.takes_none
     if isinstance(term, Ref):
         if kind(term.name) == "a constant":
-            return not arg.is_tensor  # of a type that only a match can tell
+            return not arg.is_tensor or arg.name in numbers  # its type is known only in a match
         wants_list = arg.is_list and arg.is_tensor
         return arg.base in ("Tensor", "Scalar") and wants_list == (kind(term.name) == "a list")
     if isinstance(term, Arith):
-        return arg.base in ("Tensor", "Scalar", "int", "float")
-    return arg.base in _LITERALS[_shown(term, kind)]
+        return arg.base in ("Scalar", "int", "float") or arg.name in numbers
+    return arg.base in _LITERALS[_shown(term, kind)] or (
+        arg.name in numbers and not isinstance(term.value, str | DType)
+    )
 
 
-def _fits_inside(term: Term, arg: Arg, kind: KindOf) -> bool:
-    number = isinstance(term, Arith | Lit) and not (isinstance(term, Lit) and term.value is None)
-    return not (arg.is_tensor and number) and _fits(term, arg, kind)
+def _number_args(fact: OpFact) -> set[str]:
+    """Arguments that another overload takes as a number: graphs pass a number to `mul.Tensor` too."""
+    whole = resolve(fact.key) or fact
+    args = [arg for signature in whole.overloads.values() for arg in signature.args]
+    return {arg.name for arg in args if arg.base == "Scalar"}
 
 
 _LITERALS = {
     "text": {"str", "Device", "Layout", "MemoryFormat"},
     "a dtype": {"ScalarType"},
     "true or false": {"bool", "Scalar", "int"},
-    "a whole number": {"int", "float", "Scalar", "Tensor"},
-    "a number": {"float", "Scalar", "Tensor"},
+    "a whole number": {"int", "float", "Scalar"},
+    "a number": {"float", "Scalar"},
 }
 
 
