@@ -19,6 +19,7 @@ from .source import Document, Spec, build
 
 Device = Literal["cpu", "cuda", "hip"]
 Pass = Literal["channels_last"]
+LevelName = Literal["shared", "l1", "l2", "l3"]
 DTypeName = Literal["f64", "f32", "tf32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8"]
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(gt=0)]
@@ -76,7 +77,7 @@ class Memory(Spec):
     size_gb: Amount | None = Field(
         default=None, description="Capacity in GB, as the data sheet counts."
     )
-    levels: dict[Literal["shared", "l1", "l2", "l3"], Level | None] | None = None
+    levels: dict[LevelName, Level | None] | None = None
 
 
 class Compute(Spec):
@@ -146,7 +147,7 @@ class Target(Spec):
         peaks: dict[Any, float | None] = dict(self.compute.peak_tflops or {})
         return peaks.get(dtype)
 
-    def level(self, name: Literal["shared", "l1", "l2", "l3"]) -> Level | None:
+    def level(self, name: LevelName) -> Level | None:
         """A level of on-chip memory, where the target says anything of it."""
         return (self.memory.levels or {}).get(name)
 
