@@ -19,7 +19,7 @@ from ..spec.rule import Rule
 from .check import Refusal, refuse
 from .edit import Edit, apply
 from .match import Attempt, Match, Trace
-from .record import GraphRecord, Miss, Place, Site
+from .record import GraphRecord, Miss, Place, Site, Tried
 from .view import GraphView
 
 
@@ -79,12 +79,23 @@ class _Engine:
                     done.add(node)
             del spelling
         if self.settings.misses:
+            self.record.tried[rule.id] = self._tried(rule)
             for node, trace in missed.items():
                 if node not in done:
                     self.record.misses.append(_miss(rule, node, trace))
 
+    def _tried(self, rule: Rule) -> Tried:
+        every = range(len(rule.spellings))
+        roots = set().union(*(root_keys(rule, i) for i in every))
+        missing = [{k for k in needed_keys(rule, i) if not self.view.by_key.get(k)} for i in every]
+        nodes = {n for k in roots for n in self.view.by_key.get(k, ())}
+        return Tried(
+            len(nodes), tuple(sorted(min(missing, key=len, default=set()))),
+            tuple(n.name for n in sorted(nodes & self.view.dead)),
+        )  # fmt: skip
+
     def _try(self, rule: Rule, index: int, node: Node, missed: dict[Node, Trace]) -> bool:
-        trace = Trace() if self.settings.misses else None
+        trace = Trace(of=len(rule.spellings[index].program.lets)) if self.settings.misses else None
         refusal: Refusal | None = None
         for match in Attempt(rule, index, self.view, trace).run(node):
             refusal = self._apply(match)
@@ -92,7 +103,7 @@ class _Engine:
                 return True
             if trace is not None:
                 trace.fail(len(match.nodes) + 1, refusal.reason, refusal.condition, refusal.expected, refusal.found)
-                trace.explanation = refusal.explanation
+                trace.explanation, trace.of = refusal.explanation, trace.matched
         if trace is not None and trace.matched > 0:
             best = missed.get(node)
             if best is None or trace.matched > best.matched:
@@ -130,8 +141,8 @@ class _Engine:
         self.claims.update(dict.fromkeys(claimed, match.rule.id))
         after = cost(edit.made) if edit else boundary(match)
         site = Site(
-            match.rule.id, Place(module, source(match.anchor), match.anchor.name), match.spelling,
-            len(match.nodes), before, after, binding=_readable(match),
+            match.rule.id, Place(module, source(match.anchor), match.anchor.name), key, match.spelling,
+            len(match.nodes), tuple(n.name for n in match.nodes), before, after, binding=_readable(match),
         )  # fmt: skip
         self.record.sites.append(site)
         self.applied.append(Applied(key, site, match, edit, claimed))
@@ -186,7 +197,7 @@ def _miss(rule: Rule, node: Node, trace: Trace) -> Miss:
     place = Place(module_path(node), source(node), node.name)
     return Miss(
         rule.id, place, trace.reason, trace.condition, trace.explanation,
-        trace.expected, trace.found, trace.matched,
+        trace.expected, trace.found, trace.matched, trace.of,
     )  # fmt: skip
 
 

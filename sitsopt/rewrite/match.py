@@ -43,6 +43,7 @@ class Trace:
     expected: str = ""
     found: str = ""
     explanation: str = ""
+    of: int = 0  # nodes in the pattern
 
     def fail(self, matched: int, reason: str, condition: str, expected: object, found: object) -> None:
         if matched > self.matched:

@@ -21,11 +21,14 @@ class Site:
 
     rule: str
     place: Place
+    key: str = ""  # what the options `only` and `exclude` call it
     spelling: int = 0
     nodes: int = 0  # graph nodes the rule took
+    took: tuple[str, ...] = ()  # their names in the captured graph
     bytes_before: int | None = None
     bytes_after: int | None = None
-    predicted_us: float | None = None
+    predicted_us: float | None = None  # on the target, as one kernel
+    unfused_us: float | None = None  # on the target, a kernel an op
     lowered: str = "inductor"
     lowered_why: str = ""
     measured_us: dict[str, float] = field(default_factory=dict)
@@ -41,7 +44,8 @@ class Site:
 @dataclass(frozen=True)
 class Miss:
     """An attempt that got past its root op and failed. `reason` is one of pattern shape dtype uses mutation
-    alias grad order symbolic condition; `condition` is the text that failed, `matched` the nodes matched before."""
+    alias grad order symbolic condition; `condition` is the text that failed, `matched` the nodes matched before,
+    `of` how many the pattern has."""
 
     rule: str
     place: Place
@@ -51,6 +55,17 @@ class Miss:
     expected: str = ""
     found: str = ""
     matched: int = 0
+    of: int = 0
+
+
+@dataclass
+class Tried:
+    """Where one rule could have started in one graph: `roots` nodes have the op of its root; `missing` are ops of
+    its pattern that the graph does not have; `taken` are nodes with such ops that rules before it had replaced."""
+
+    roots: int = 0
+    missing: tuple[str, ...] = ()
+    taken: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,7 @@ class GraphRecord:
     fallback: str = ""  # why the whole graph was handed over unchanged, if it was
     sites: list[Site] = field(default_factory=list)
     misses: list[Miss] = field(default_factory=list)
+    tried: dict[str, Tried] = field(default_factory=dict)  # by rule, when misses are recorded
     stages: list[tuple[str, int, float]] = field(default_factory=list)  # (stage, rewrites, ms)
 
     def as_dict(self) -> dict[str, Any]:
