@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from . import generate
 from .options import Options
 from .pipeline import LoweringError, Plan, fallback_effects, process
 from .planning import ExpectationError, check_expectations, make_session
@@ -59,3 +60,6 @@ def raising(error: Exception) -> Compiled:
         raise error
 
     return fail
+
+
+generate.install(sits)

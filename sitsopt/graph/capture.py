@@ -27,13 +27,14 @@ class CannotCapture(Exception):
 @dataclass
 class Captured:
     """A functional graph. `placeholders[i]` stands for `inputs[i]`; the first `attached` of them are attributes of
-    Dynamo's graph module, the rest its arguments. `written` maps a placeholder to its value after the call."""
+    Dynamo's graph module, the rest its arguments. `written` are the placeholders that the call updates: their
+    new values are the last outputs of the graph, in this order, until `restore`."""
 
     gm: GraphModule
     placeholders: list[Node]
     inputs: list[Any]
     params: set[Node]
-    written: dict[Node, Node]
+    written: list[Node]
     attached: int = 0
 
 
@@ -100,31 +101,26 @@ def _of_module(source: Any) -> bool:
         return False
 
 
-def _written(graph: GraphModule, signature: Any, placeholders: list[Node]) -> dict[Node, Node]:
-    """Take the outputs that stand for mutated inputs off the graph; keep them by placeholder."""
+def _written(graph: GraphModule, signature: Any, placeholders: list[Node]) -> list[Node]:
+    """Move the outputs that stand for mutated inputs behind the user's; return the placeholders they belong to."""
     by_name = {p.name: p for p in placeholders}
-    named = {n: p for p, n in (*signature.inputs_to_buffers.items(), *signature.inputs_to_parameters.items())}
+    named = {n: fqn for n, fqn in (*signature.inputs_to_buffers.items(), *signature.inputs_to_parameters.items())}
+    by_fqn = {fqn: n for n, fqn in named.items()}
     output = graph.graph.output_node()
     results = list(output.args[0])
-    count = 0
-    written: dict[Node, Node] = {}
     mutated = (signature.buffers_to_mutate, getattr(signature, "parameters_to_mutate", {}),
                signature.user_inputs_to_mutate)  # fmt: skip
     names = {out: name for group in mutated for out, name in group.items()}
-    for node in results[: len(names)]:
-        target = names.get(node.name)
-        if target is None:
-            raise CannotCapture("mutated inputs do not line up with outputs")
-        written[by_name[named.get(target, target)]] = node
-        count += 1
-    rest = results[count:]
-    _check_views(rest, written)
+    news, rest = results[: len(names)], results[len(names) :]
+    if any(node.name not in names for node in news):
+        raise CannotCapture("mutated inputs do not line up with outputs")
+    places = [by_name[by_fqn.get(names[node.name], names[node.name])] for node in news]
+    _check_views(rest, dict(zip(places, news, strict=True)))
     for i, node in enumerate(rest):  # a returned mutated input is the input itself
-        owner = next((p for p, new in written.items() if new is node), None)
-        if owner is not None:
-            rest[i] = owner
-    output.args = (tuple(rest),)
-    return written
+        if node in news:
+            rest[i] = places[news.index(node)]
+    output.args = ((*rest, *news),)
+    return places
 
 
 def _check_views(results: list[Any], written: dict[Node, Node]) -> None:
@@ -142,27 +138,34 @@ def _normalize(captured: Captured) -> None:
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
+        elif node.op == "call_function" and node.target is aten.alias.default and _inside(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
     graph.eliminate_dead_code()
 
 
+def _inside(node: Node) -> bool:
+    return all(user.op != "output" for user in node.users)
+
+
 def restore(captured: Captured) -> None:
-    """Append the writes to mutated inputs. A new value that shares storage with a mutated input, or that is read
-    after one is written, is copied first, so that the order of the writes does not matter."""
+    """Turn the trailing outputs into writes to the inputs they belong to. A new value that shares storage with a
+    mutated input is copied first, so that the order of the writes does not matter."""
     graph, output = captured.gm.graph, captured.gm.graph.output_node()
+    results = list(output.args[0])
+    count = len(captured.written)
+    results, news = results[: len(results) - count], results[len(results) - count :]
     owners = set(captured.written)
     with graph.inserting_before(output):
-        safe: dict[Node, Node] = {}
-        for place, new in captured.written.items():
-            root = storage_root(new)
-            if root in owners and new is not place:
-                copy = graph.call_function(aten.clone.default, (new,))
-                copy.meta["val"] = new.meta["val"]
-                new = copy
-            safe[place] = new
-        for place, new in safe.items():
+        for i, (place, new) in enumerate(zip(captured.written, news, strict=True)):
+            if new is not place and storage_root(new) in owners:
+                news[i] = graph.call_function(aten.clone.default, (new,))
+                news[i].meta["val"] = new.meta["val"]
+        for place, new in zip(captured.written, news, strict=True):
             if new is not place:
                 write = graph.call_function(aten.copy_.default, (place, new))
                 write.meta["val"] = place.meta["val"]
+    output.args = (tuple(results),)
 
 
 def _first_line(error: BaseException) -> str:

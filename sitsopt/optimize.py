@@ -1,0 +1,47 @@
+"""`sitsopt.optimize(model, recipe)`: the whole recipe in one call; the model stays the same object."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from torch import nn
+
+from .options import Options
+from .planning import make_session
+from .rewrite.record import Effective
+from .session import find_or_make
+
+M = TypeVar("M", bound=nn.Module)
+OPTIONS = {f.name for f in fields(Options)} - {"recipe"}
+
+
+def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
+    """Compile `model` in place by a recipe and return it; `model.generate()` keeps working, compiled.
+
+    recipe: as in `torch.compile`'s options. overrides: any other option (`target=`, `strict=`, `lowering=`, …),
+    or a section of the recipe (`exclude={...}`, `weights=[...]`) laid on top of it. `state_dict`, `save_pretrained`
+    and `deepcopy` see the model as it was; a deep copy is not compiled.
+
+    Raises SpecError for a bad recipe or override, at once; ExpectationError and (under `strict`) LoweringError at
+    the first call.
+    """
+    options = {k: v for k, v in overrides.items() if k in OPTIONS}
+    sections = {k: v for k, v in overrides.items() if k not in OPTIONS}
+    if sections:
+        recipe = [*(recipe if isinstance(recipe, list) else [recipe]), sections]
+    given = {"recipe": recipe, **options}
+    parsed = Options.parse(given)
+    session = find_or_make(model, parsed, lambda: make_session(model, parsed))
+    model.compile(backend="sits", options=given)
+    if hasattr(model, "generation_config") and hasattr(model, "generate"):
+        _static_cache(model, session.record.effective)
+    return model
+
+
+def _static_cache(model: Any, effective: list[Effective]) -> None:
+    """A cache of fixed size keeps the decode graph the same at every token."""
+    config = model.generation_config
+    if getattr(config, "cache_implementation", None) is None:
+        config.cache_implementation = "static"
+        effective.append(Effective("generate()", "a static cache", "its shapes do not change from token to token"))

@@ -1,0 +1,145 @@
+"""From options to a plan: the recipe that fits the model, the target it runs on, the rules that may apply.
+
+Also the other direction: what the recipe asked for against what came of it, and the counts it expects.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from .options import Options
+from .pipeline import Plan
+from .rewrite.order import ordered
+from .rewrite.record import Effective, GraphRecord, Miss, Record
+from .runtime.lower import Lowering
+from .runtime.machine import detect_target
+from .session import Session, weak
+from .spec.locate import rule_dirs
+from .spec.recipe import Recipe, load_recipe, requests
+from .spec.rule import Rule, load_rules
+from .spec.target import Target, load_target
+
+# Settings whose part of sitsopt acts outside a single graph, or is not built yet: said plainly under `effective`.
+NOT_YET = {
+    "weights": "weight swaps are not built yet: weights stay as they are",
+    "kv_cache": "quantized caches are not built yet: the model's own cache is used",
+    "speculate": "speculative decoding is not built yet: tokens are decoded one by one",
+    "regions": "regions are not built yet: every op runs on its own",
+    "hooks": "hardware hooks are not built yet: nothing outside the graph is touched",
+}
+
+
+class ExpectationError(RuntimeError):
+    """A rule fired less (or more) often than the recipe's `expect` demands; the message shows the near misses."""
+
+
+def make_session(
+    owner: Any, options: Options, mode: str | None = None, unknown: Mapping[str, Any] | None = None
+) -> Session:
+    """Load what the options name and plan for one model. Raises SpecError for anything that is wrong with it."""
+    rules = load_rules(rule_dirs(options.path))
+    recipe = load_recipe(
+        options.recipe, class_names(owner), options.path, options.set, [r.id for r in rules]
+    )
+    target = detect_target() if options.target == "auto" else load_target(options.target, options.path)
+    record = Record(target=target.name, recipe=recipe.name)
+    chosen = choose(rules, recipe, record)
+    plan = Plan(
+        chosen, facts_of(target), Lowering(options.lowering, inductor=inductor_options(options, mode)),
+        options.strict, options.explain, options.allows(),
+    )  # fmt: skip
+    record.effective.extend(unbuilt(recipe))
+    for name, value in (unknown or {}).items():
+        record.effective.append(Effective(f"{name}={value!r}", "ignored", "the backend has no such setting"))
+    return Session(weak(owner), options, plan, record, recipe, target)
+
+
+def class_names(owner: Any) -> list[str]:
+    """The class of a model and what it derives from, the nearest first; the wrapped model's for a wrapper."""
+    return [c.__name__ for c in type(owner).__mro__] if isinstance(owner, nn.Module) else []
+
+
+def choose(rules: Iterable[Rule], recipe: Recipe, record: Record) -> list[Rule]:
+    """Rules that the recipe lets apply, in order; those it excludes stand under `effective` with its reason."""
+    chosen = []
+    for rule in rules:
+        why = recipe.excluded(rule.id)
+        if why is None:
+            chosen.append(rule)
+        else:
+            record.effective.append(Effective(f"rule {rule.id}", "off", why))
+    return ordered(chosen)
+
+
+def facts_of(target: Target) -> dict[str, Any]:
+    """A target as the names a condition may read: `target.emitter`, `target.arch`, `target.channels_last`."""
+    facts: dict[str, Any] = {"name": target.name, "emitter": target.emitter, "arch": target.arch}
+    facts.update(dict.fromkeys(target.passes, True))
+    return facts
+
+
+def inductor_options(options: Options, mode: str | None) -> dict[str, Any]:
+    """What torch.compile's `mode` means to Inductor, with the user's own options on top."""
+    found: dict[str, Any] = {}
+    if mode:
+        import torch._inductor
+
+        found.update(torch._inductor.list_mode_options(mode))
+    found.update(options.inductor)
+    return found
+
+
+def unbuilt(recipe: Recipe) -> list[Effective]:
+    return [
+        Effective(request.asked, "nothing", NOT_YET[request.section])
+        for request in requests(recipe)
+        if request.section in NOT_YET
+    ]
+
+
+def fired(graphs: Iterable[GraphRecord]) -> Counter[str]:
+    """How many distinct sites of the model each rule fired at, counted once over all graphs."""
+    places: set[tuple[str, str, int]] = set()
+    for graph in graphs:
+        seen: Counter[tuple[str, str]] = Counter()
+        for site in graph.sites:
+            key = (site.rule, site.place.module)
+            places.add((*key, seen[key]))
+            seen[key] += 1
+    return Counter(rule for rule, _, _ in places)
+
+
+def check_expectations(session: Session) -> None:
+    """Compare `expect` with what fired. Raises ExpectationError naming each rule, what was wanted, and the closest
+    near misses."""
+    owner = session.owner()
+    config = getattr(owner, "config", None)
+    if session.recipe is None or config is None:
+        return
+    counts, wrong = fired(session.record.graphs), []
+    for expected in session.recipe.expectations():
+        holds, wanted = expected.holds(counts[expected.rule], config)
+        if not holds:
+            wrong.append(
+                f"{expected.pos}: {expected.rule} fired {counts[expected.rule]} times, expected {wanted}"
+                + _closest(session.record.graphs, expected.rule)
+            )
+    if wrong:
+        hint = "`sitsopt explain MODEL --why-not RULE` shows every near miss"
+        raise ExpectationError("\n".join([*wrong, f"  hint: {hint}"]))
+
+
+def _closest(graphs: Iterable[GraphRecord], rule: str) -> str:
+    misses: list[Miss] = [m for g in graphs for m in g.misses if m.rule == rule]
+    misses.sort(key=lambda m: -m.matched)
+    fallbacks = [f"\n  graph {g.name} was not rewritten: {g.fallback}" for g in graphs if g.fallback]
+    lines = [
+        f"\n  near miss at {m.place.module} ({m.place.source}): {m.reason}: {m.condition}: "
+        f"expected {m.expected}, found {m.found}"
+        for m in misses[:3]
+    ]
+    return "".join(fallbacks + lines)
