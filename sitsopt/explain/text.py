@@ -1,0 +1,200 @@
+"""A story as text for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from io import StringIO
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from .misses import Group, share
+from .names import micros, plural, short, size, where
+from .sites import Spot, Sums, sums
+from .story import Story
+
+WIDTH = 118
+MOST = 12  # groups of near misses
+MOST_STEPS = 3
+
+
+def as_text(renderable: RenderableType, width: int = WIDTH) -> str:
+    """What a terminal of this width shows, without colours."""
+    console = Console(file=StringIO(), width=width, color_system=None, highlight=False)
+    console.print(renderable)
+    assert isinstance(console.file, StringIO)
+    lines = console.file.getvalue().splitlines()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def story_parts(story: Story) -> Iterator[RenderableType]:
+    """The whole story, part by part."""
+    yield _head(story)
+    for note in story.notes:
+        yield Text(note, style="yellow")
+    if story.record.graphs:
+        yield ""
+        yield _graphs(story)
+    for graph in story.record.graphs:
+        if graph.fallback:
+            yield Text(f"{graph.name} was not rewritten: {graph.fallback}", style="yellow")
+    yield from _applied(story)
+    yield from _missed(story)
+    yield from _effective(story)
+
+
+def _head(story: Story) -> Text:
+    record = story.record
+    speed = f" ({story.bandwidth_gbs:g} GB/s)" if story.bandwidth_gbs else ""
+    return Text.assemble(
+        "recipe ", (record.recipe or "?", "bold"), "   target ", (record.target or "?", "bold"), speed
+    )  # fmt: skip
+
+
+def _graphs(story: Story) -> Table:
+    table = _table("graph", ">nodes before", ">after", ">rewrites", ">capture", ">rewriting")
+    for g in story.record.graphs:
+        marks = "".join(f", {word}" for word in ("dynamic", "grad") if getattr(g, word))
+        table.add_row(
+            g.name + marks, str(g.nodes_before), str(g.nodes_after), str(len(g.sites)),
+            micros(g.capture_ms * 1e3), micros(g.rewrite_ms * 1e3),
+        )  # fmt: skip
+    return table
+
+
+def _applied(story: Story) -> Iterator[RenderableType]:
+    count = sum(map(len, story.spots.values()))
+    yield ""
+    if not count:
+        yield Text("No rule fired.", style="bold")
+        return
+    yield Text(f"{plural(len(story.spots), 'rule')} fired at {plural(count, 'site')}", style="bold")
+    table = _table(
+        "rule",
+        ">sites",
+        "where",
+        "lowered",
+        ">bytes saved",
+        ">on the target, an op a kernel → fused",
+    )
+    for name, found in story.spots.items():
+        totals = sums(found)
+        table.add_row(
+            name, str(len(found)), where(s.module for s in found), lowered(found),
+            by_step(totals, lambda s: size(s.bytes_saved)), by_step(totals, _times),
+        )  # fmt: skip
+    yield table
+    for name, found in story.spots.items():
+        for why, modules in _reasons(found).items():
+            yield Text(f"  {name}: {why} — at {where(modules)}")
+
+
+def by_step(totals: dict[str, Sums], say: Callable[[Sums], str]) -> str:
+    """One line a step, `decode 1.2 MB`; the step is left out when all say the same."""
+    said = {name: say(s) for name, s in totals.items()}
+    if len(said) == 1 or len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    lines = [f"{name} {text}" for name, text in said.items()]
+    more = [f"and {len(lines) - MOST_STEPS} more"] if len(lines) > MOST_STEPS else []
+    return "\n".join(lines[:MOST_STEPS] + more)
+
+
+def _times(total: Sums) -> str:
+    if total.predicted_us is None or total.unfused_us is None:
+        return "?"
+    return f"{micros(total.unfused_us)} → {micros(total.predicted_us)}"
+
+
+def lowered(found: Iterable[Spot]) -> str:
+    """`cpp`, or `cpp 28, inductor 2`."""
+    counts = Counter(site.lowered for spot in found for site in spot.graphs.values())
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{how} {n}" for how, n in counts.most_common())
+
+
+def _reasons(found: Iterable[Spot]) -> dict[str, list[str]]:
+    """Why sites were lowered as they were, with the modules: said once for all that share it."""
+    said: dict[str, list[str]] = {}
+    for spot in found:
+        for site in spot.graphs.values():
+            if site.lowered_why:
+                modules = said.setdefault(f"{site.lowered}: {site.lowered_why}", [])
+                if spot.module not in modules:
+                    modules.append(spot.module)
+    return said
+
+
+def _missed(story: Story) -> Iterator[RenderableType]:
+    yield ""
+    if not story.recorded:
+        yield Text('Near misses were not recorded: options={"explain": True} keeps them.')
+        return
+    chosen = story.shown[:MOST]
+    if chosen:
+        yield Text("Near misses, the closest first", style="bold")
+        for group in chosen:
+            yield group_lines(group)
+    else:
+        yield Text("No near misses.", style="bold")
+    rest = len(story.attempts) - sum(len(g.attempts) for g in chosen)
+    if rest:
+        yield Text(f"… and {plural(rest, 'attempt')} further off (--json has all)", style="dim")
+
+
+def group_lines(group: Group, name: bool = True) -> RenderableType:
+    """A group of misses: where, what failed and why, expected against found, the model's own line."""
+    miss = group.miss
+    places = plural(len(group.attempts), "place")
+    head = Text.assemble(
+        (f"{miss.rule}  " if name else ""), (where(group.modules), "bold"),
+        f"  ({places}, {_fit(group)}, in {_some(group.graphs)})",
+    )  # fmt: skip
+    text = [f"{miss.reason}: {miss.condition}" if miss.condition else miss.reason]
+    if miss.explanation:
+        text[0] += f" — {miss.explanation}"
+    if miss.expected or miss.found:
+        text.append(f"expected {miss.expected or '?'}, found {miss.found or '?'}")
+    if group.taken_by:
+        text.append(f"the node went to {', '.join(group.taken_by)}")
+    if miss.place.source:
+        text.append(short(miss.place.source))
+    body = Padding(Text("\n".join(text)), (0, 0, 0, 4))
+    table = Table.grid()
+    table.add_row(head)
+    table.add_row(body)
+    return table
+
+
+def _fit(group: Group) -> str:
+    miss = group.miss
+    if share(miss) == 1.0:
+        return "the whole pattern fits"
+    return f"{miss.matched} of {miss.of} ops fit"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_STEPS} more" if len(names) > MOST_STEPS else ""
+    return ", ".join(names[:MOST_STEPS]) + more
+
+
+def _effective(story: Story) -> Iterator[RenderableType]:
+    if not story.record.effective:
+        return
+    yield ""
+    table = _table("asked for", "got", "because")
+    for one in dict.fromkeys(story.record.effective):
+        table.add_row(escape(one.asked), escape(one.got), escape(one.reason))
+    yield table
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for head in heads:
+        right = head.startswith(">")
+        table.add_column(head.lstrip(">"), justify="right" if right else "left", overflow="fold")
+    return table

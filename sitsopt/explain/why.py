@@ -1,0 +1,136 @@
+"""Why a rule did not fire: one sentence that decides it, then the closest attempt at every place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from ..rewrite.record import GraphRecord, Tried
+from ..spec.errors import Pos, SpecError, did_you_mean
+from . import misses
+from .data import attempt
+from .names import plural
+from .story import Story
+from .text import as_text, group_lines
+
+MOST = 40
+
+
+@dataclass
+class WhyNot:
+    """The answer for one rule; `str()` of it is the text."""
+
+    rule: str
+    summary: str
+    fired: int
+    verdict: str
+    attempts: list[misses.Attempt]
+
+    def json(self) -> dict[str, Any]:
+        """Plain data, every attempt."""
+        return {
+            "rule": self.rule,
+            "summary": self.summary,
+            "fired": self.fired,
+            "verdict": self.verdict,
+            "missed": [attempt(a) for a in self.attempts],
+        }
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        about = f": {self.summary}" if self.summary else ""
+        yield Text.assemble((self.rule, "bold"), about)
+        yield Text(self.verdict)
+        groups = misses.groups(self.attempts)
+        for group in groups[:MOST]:
+            yield ""
+            yield group_lines(group, name=False)
+        if len(groups) > MOST:
+            yield f"\n… and {len(groups) - MOST} more (--json has all)"
+
+
+def why_not(story: Story, rule: str) -> WhyNot:
+    """Raises SpecError, with the nearest name, for a rule that there is not."""
+    if rule not in story.ids:
+        known = sorted(story.ids)
+        raise SpecError(
+            Pos("--why-not"),
+            f"there is no rule `{rule}`",
+            expected="one of " + ", ".join(known) if known else "",
+            hint=did_you_mean(rule, known),
+        )
+    mine = [a for a in story.attempts if a.miss.rule == rule]
+    verdict = _verdict(story, rule, mine)
+    return WhyNot(rule, story.rules.get(rule, ""), story.fired(rule), verdict, mine)
+
+
+def _verdict(story: Story, rule: str, mine: list[misses.Attempt]) -> str:
+    fired = story.fired(rule)
+    if rule in story.excluded:
+        return f"The recipe {story.record.recipe} leaves it out: {story.excluded[rule]}."
+    open_places = [a for a in mine if not a.taken_by]
+    if fired:
+        return f"It fired at {plural(fired, 'site')}." + _beside(open_places, len(mine))
+    if not story.record.graphs:
+        return "No graph was compiled yet."
+    if not story.recorded:
+        return (
+            "It fired nowhere; near misses were not recorded (option `explain: true` keeps them)."
+        )
+    unchanged = [g for g in story.record.graphs if g.fallback]
+    if len(unchanged) == len(story.record.graphs):
+        return "No graph was rewritten: " + "; ".join(sorted({g.fallback for g in unchanged})) + "."
+    return _never_started(story.record.graphs, rule) or _almost(mine, open_places)
+
+
+def _beside(open_places: list[misses.Attempt], total: int) -> str:
+    if not open_places:
+        return " Nowhere else did it start to fit."
+    near = sum(a.near for a in open_places)
+    return (
+        f" {plural(total, 'other place')} started to fit, "
+        f"{near or 'none'} of them more than half way."
+    )
+
+
+def _never_started(graphs: list[GraphRecord], rule: str) -> str:
+    """A sentence when no graph gave the rule a place to start; "" otherwise."""
+    tried = [(g, g.tried[rule]) for g in graphs if rule in g.tried]
+    if not tried:
+        return ""
+    if all(t.missing for _, t in tried):
+        ops = sorted({op for _, t in tried for op in t.missing})
+        names = ", ".join(g.name for g, _ in tried)
+        return f"It fired nowhere: the pattern needs {', '.join(ops)}, which {names} does not have."
+    takers = Counter[str]()
+    for graph, one in tried:
+        if not one.missing and len(one.taken) < one.roots:
+            return ""
+        takers.update(_takers(graph, one))
+    by = ", ".join(f"{name} ({n})" for name, n in takers.most_common()) or "rules before it"
+    return f"It fired nowhere: every node it could start at was taken before it ran, by {by}."
+
+
+def _takers(graph: GraphRecord, tried: Tried) -> list[str]:
+    owners = {node: site.rule for site in graph.sites for node in site.took}
+    return [owners[node] for node in tried.taken if node in owners]
+
+
+def _almost(mine: list[misses.Attempt], open_places: list[misses.Attempt]) -> str:
+    if not mine:
+        return "It fired nowhere, and nowhere did more than the first op of its pattern fit."
+    if not open_places:
+        by = ", ".join(sorted({a.taken_by for a in mine}))
+        return f"It fired nowhere: every place where it started to fit was taken by {by}."
+    best = max(open_places, key=lambda a: a.share)
+    kind = "a condition" if best.share == 1.0 else f"`{best.miss.condition}`"
+    return (
+        f"It fired nowhere; {plural(len(open_places), 'place')} started to fit. "
+        f"The closest failed on {kind} ({best.miss.reason})."
+    )
