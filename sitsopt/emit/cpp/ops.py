@@ -1,0 +1,83 @@
+"""C++ text of the torch side: the ops `sits_cpp::*`, which pick a kernel by dtype and size or fall back to ATen.
+
+It is the same for every model and machine, so it is built once. Kernels live in objects of their own,
+without a torch header, and are handed in as function pointers.
+"""
+
+from __future__ import annotations
+
+from . import abi
+from .ops_attention import ATTENTION_OPS
+from .ops_linear import LINEAR_OPS
+
+_HEAD = r"""
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_safe_softmax.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <pthread.h>
+#include <string_view>
+#include <torch/library.h>
+#include <vector>
+"""
+
+_COMMON = r"""
+namespace {
+using at::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+// libgomp's pool does not survive a fork: a child works alone rather than wait for threads it lost.
+std::atomic<bool> forked{false};
+const int fork_hook = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+int team() { return forked || at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+int dtype_index(at::ScalarType t) {
+    switch (t) {
+        case at::kFloat: return 0;
+        case at::kBFloat16: return 1;
+        case at::kHalf: return 2;
+        default: return -1;
+    }
+}
+}  // namespace
+"""
+
+_REGISTER = r"""
+TORCH_LIBRARY_FRAGMENT(sits_cpp, m) {
+    m.def(
+        "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal=False,"
+        " float softcap=0.0, Tensor? sinks=None) -> Tensor",
+        {at::Tag::pt2_compliant_tag});
+    m.def("linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]",
+          {at::Tag::pt2_compliant_tag});
+    m.def(
+        "gated(Tensor x, Tensor gate, Tensor up, Tensor? gate_bias, Tensor? up_bias, str act) -> Tensor",
+        {at::Tag::pt2_compliant_tag});
+}
+TORCH_LIBRARY_IMPL(sits_cpp, CPU, m) {
+    m.impl("attention", TORCH_FN(attention));
+    m.impl("linears", TORCH_FN(linears));
+    m.impl("gated", TORCH_FN(gated));
+}
+"""
+
+
+def ops_text() -> str:
+    """The registration unit: schemas, dispatch, fallbacks. Needs torch's headers and libraries."""
+    return "\n".join(
+        [_HEAD, abi.ATTENTION, abi.LINEAR, _COMMON, ATTENTION_OPS, LINEAR_OPS, _REGISTER]
+    )

@@ -1,0 +1,84 @@
+"""The CPU kernels: which op there is for given facts, built the first time it is asked for.
+
+    op = lookup("attention", dtype=torch.bfloat16, head_dim=64, q_rows=1)
+    if op is None:
+        reason = why_not("attention", dtype=torch.bfloat16, head_dim=64, q_rows=1)
+
+The ops are `torch.ops.sits_cpp.attention`, `.linears` and `.gated`. Each takes any tensors its schema
+allows: where no kernel fits it calls ATen, so a wrong guess costs time and never a result. They have no
+derivatives: for inference only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import load
+from .toolchain import BuildError, machine_isa
+
+__all__ = ["availability", "lookup", "why_not"]
+
+OPS = ("attention", "linears", "gated")
+HEAD_DIMS = range(1, 513)
+QUERY_ROWS = 16  # at most; more is a matrix product, for which the op calls SDPA on the keys in use
+LINEAR_ROWS = 16
+
+
+def availability() -> tuple[bool, str]:
+    """Whether kernels can be used here (this builds the ops the first time), and if not, why."""
+    try:
+        load.ops()
+    except BuildError as error:
+        return False, str(error)
+    return True, f"built for {machine_isa().name}"
+
+
+def lookup(op: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", **facts: Any) -> Any:
+    """The overload to call for these facts, or None; `why_not` with the same arguments says why.
+
+    attention: head_dim, value_dim (head_dim unless given), q_rows (T; the op serves any, the kernel up to
+    16, so leave it out for an op that must serve both). linears, gated: rows (of x, likewise).
+    """
+    return None if _attempt(op, dtype, device, facts) else getattr(torch.ops.sits_cpp, op).default
+
+
+def why_not(
+    op: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", **facts: Any
+) -> str:
+    """Why `lookup` gives None for these facts; empty when it does not."""
+    return _attempt(op, dtype, device, facts)
+
+
+def _attempt(op: str, dtype: torch.dtype, device: str | torch.device, facts: dict[str, Any]) -> str:
+    reason = _refusal(op, dtype, device, facts)
+    if reason:
+        return reason
+    try:
+        load.kernel(load.describe(op, dtype, facts.get("head_dim", 0), facts.get("value_dim")))
+    except BuildError as error:
+        return str(error)
+    return ""
+
+
+def _refusal(op: str, dtype: torch.dtype, device: str | torch.device, facts: dict[str, Any]) -> str:
+    """What the facts alone rule out."""
+    if op not in OPS:
+        return f"no kernel is called {op}; there are {', '.join(OPS)}"
+    if torch.device(device).type != "cpu":
+        return f"{op} is a CPU kernel and the tensors are on {device}"
+    if dtype not in load.DTYPE_NAMES:
+        return f"{op} computes in f32, bf16 and f16, not in {str(dtype).removeprefix('torch.')}"
+    if op == "attention":
+        for name in ("head_dim", "value_dim"):
+            if facts.get(name) is not None and facts[name] not in HEAD_DIMS:
+                return f"{name} {facts[name]} is outside 1 to {HEAD_DIMS[-1]}"
+        if facts.get("head_dim") is None:
+            return "attention needs head_dim"
+        rows, most = facts.get("q_rows"), QUERY_ROWS
+    else:
+        rows, most = facts.get("rows"), LINEAR_ROWS
+    if rows is not None and rows > most:
+        return f"{rows} rows are a matrix product, which ATen does better (the kernel takes up to {most})"
+    return ""

@@ -1,0 +1,45 @@
+"""What the ops give back without computing: sizes, dtypes and strides, for fake and meta tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    causal: bool = False,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """[B, Hq, T, Dv] laid out like q, as SDPA does on a CPU; contiguous when Dv is not D."""
+    if v.shape[-1] == q.shape[-1]:
+        return torch.empty_like(q)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+def linears(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> list[Tensor]:
+    """[*, N_i] a weight, contiguous."""
+    return [x.new_empty((*x.shape[:-1], w.shape[0])) for w in weights]
+
+
+def gated(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    gate_bias: Tensor | None,
+    up_bias: Tensor | None,
+    act: str,
+) -> Tensor:
+    """[*, N], contiguous."""
+    return x.new_empty((*x.shape[:-1], gate.shape[0]))
+
+
+def register() -> None:
+    """Attaches them to the loaded ops."""
+    for fn in (attention, linears, gated):
+        torch.library.register_fake(f"sits_cpp::{fn.__name__}", fn)

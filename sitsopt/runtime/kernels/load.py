@@ -1,0 +1,112 @@
+"""Loads the ops and, on demand, the kernels behind them. One state a process, behind one lock."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass, field
+
+import torch
+
+from ...emit.cpp import kernel_text, ops_text
+from ...emit.kernel import Attention, Kernel, Linear
+from .build import Built, build
+from .toolchain import BuildError, kernel_flags, machine_isa, torch_flags
+
+DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_DTYPE_INDEX = {"f32": 0, "bf16": 1, "f16": 2}  # as in the ops' text
+
+
+@dataclass
+class State:
+    """What is loaded, what failed and why, and what was built. `ops` is the registration unit."""
+
+    ops: ctypes.CDLL | None = None
+    ops_failure: str = ""
+    kernels: dict[Kernel, ctypes.CDLL] = field(default_factory=dict)
+    failures: dict[Kernel, str] = field(default_factory=dict)
+    built: list[tuple[str, Built]] = field(default_factory=list)
+
+
+_state = State()
+_lock = threading.RLock()
+
+
+def state() -> State:
+    """The process's state, to look at."""
+    return _state
+
+
+def ops() -> ctypes.CDLL:
+    """The registration unit, loaded once; raises BuildError with the recorded reason."""
+    with _lock:
+        if _state.ops is None:
+            if _state.ops_failure:
+                raise BuildError(_state.ops_failure)
+            try:
+                _state.ops = _load_ops()
+            except (BuildError, OSError, RuntimeError) as error:
+                _state.ops_failure = str(error)
+                raise BuildError(_state.ops_failure) from error
+        return _state.ops
+
+
+def _load_ops() -> ctypes.CDLL:
+    made = build("ops", ops_text(), *torch_flags())
+    _state.built.append(("ops", made))
+    torch.ops.load_library(made.path)
+    from . import fake  # its registrations need the schemas just loaded
+
+    fake.register()
+    library = ctypes.CDLL(str(made.path))
+    library.sits_tiles_read.restype = ctypes.c_int64
+    return library
+
+
+def kernel(wanted: Kernel) -> ctypes.CDLL:
+    """The kernel's object, built, loaded and put behind its op; raises BuildError with the recorded reason."""
+    with _lock:
+        library = ops()
+        if wanted in _state.failures:
+            raise BuildError(_state.failures[wanted])
+        try:
+            if wanted not in _state.kernels:
+                _state.kernels[wanted] = _load_kernel(wanted)
+            _connect(library, wanted, _state.kernels[wanted])
+        except (BuildError, OSError) as error:
+            _state.failures[wanted] = str(error)
+            raise BuildError(_state.failures[wanted]) from error
+        return _state.kernels[wanted]
+
+
+def _load_kernel(wanted: Kernel) -> ctypes.CDLL:
+    from ...emit.kernel import ISAS
+
+    made = build(
+        wanted.symbol.removeprefix("sits_"), kernel_text(wanted), *kernel_flags(ISAS[wanted.isa])
+    )
+    _state.built.append((wanted.symbol, made))
+    return ctypes.CDLL(str(made.path))
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> ctypes.c_void_p:
+    return ctypes.cast(getattr(library, symbol), ctypes.c_void_p)
+
+
+def _connect(library: ctypes.CDLL, wanted: Kernel, made: ctypes.CDLL) -> None:
+    dtype, main = _DTYPE_INDEX[wanted.dtype], _address(made, wanted.symbol)
+    if isinstance(wanted, Attention):
+        if library.sits_set_attention(dtype, wanted.head_dim, wanted.value_dim, main):
+            raise BuildError("too many attention kernels in one process")
+    else:
+        library.sits_set_linear(dtype, main, _address(made, f"{wanted.symbol}_gated"))
+
+
+def describe(
+    op: str, dtype: torch.dtype, head_dim: int = 0, value_dim: int | None = None
+) -> Kernel:
+    """The description of the kernel that `op` needs on this machine."""
+    isa = machine_isa().name
+    if op == "attention":
+        return Attention(isa, DTYPE_NAMES[dtype], head_dim, value_dim or head_dim)
+    return Linear(isa, DTYPE_NAMES[dtype])
