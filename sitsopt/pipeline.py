@@ -51,8 +51,9 @@ def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRec
     start = time.perf_counter()
     try:
         choose_kernels(captured, applied, lowering)
-        graph, keep, values = finish(captured)
-        compiled = with_arguments(compile_graph(graph, values, lowering), keep, len(inputs))
+        finished = finish(captured, record.grad)
+        compiled = compile_graph(finished.gm, finished.values, lowering)
+        compiled = with_arguments(compiled, finished, len(inputs))
     except Exception as error:
         if isinstance(error, (torch._dynamo.exc.TorchDynamoException, KeyboardInterrupt)):
             raise

@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from ..graph.build import Builder
-from ..graph.facts import DTYPES, escapes, same_shape, storage_root, tensor
-from ..spec.program import Arith, DType, Let, Lit, Program, Ref, Seq, Term
+from ..graph.facts import escapes, same_shape, storage_root, tensor
+from ..spec.program import Arith, Let, Lit, Program, Ref, Seq, Term
 from .check import Refusal, insertion_point
-from .match import Match, Unbound, arithmetic
+from .match import Match, Unbound, arithmetic, plain
 from .view import GraphView
 
 
@@ -103,7 +103,7 @@ def _bind(let: Let, out: Node, env: dict[str, Any], builder: Builder) -> None:
 def resolve(term: Term, env: dict[str, Any]) -> Any:
     """A term as a node or a constant; packs inside a list are spread."""
     if isinstance(term, Lit):
-        return DTYPES[term.value.name] if isinstance(term.value, DType) else term.value
+        return plain(term.value)
     if isinstance(term, Ref):
         if term.name not in env:
             raise Unbound(term.name)

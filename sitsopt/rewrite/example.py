@@ -19,6 +19,7 @@ from ..graph.facts import DTYPES
 from ..spec.program import Program
 from ..spec.rule import Example, Input, Rule
 from .edit import run
+from .match import plain
 from .view import GraphView
 
 
@@ -36,7 +37,8 @@ def build(rule: Rule, spelling: int, example: Example) -> Case:
 
     Raises whatever the ops raise when the example's shapes do not fit the program.
     """
-    env: dict[str, Any] = {**rule.spellings[spelling].fixed, **_bindings(example)}
+    env: dict[str, Any] = {k: plain(v) for k, v in rule.spellings[spelling].fixed.items()}
+    env.update(_bindings(rule, example))
     dynamic = set(example.symbolic)
     mode = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None)
     graph, inputs = Graph(), []
@@ -44,7 +46,7 @@ def build(rule: Rule, spelling: int, example: Example) -> Case:
     torch.manual_seed(zlib.crc32(rule.id.encode()))
     for spec in rule.inputs.values():
         if spec.kind == "const":
-            env.setdefault(spec.name, spec.default)
+            env.setdefault(spec.name, plain(spec.default))
             continue
         if spec.name in example.absent:
             env[spec.name] = None
@@ -59,19 +61,16 @@ def build(rule: Rule, spelling: int, example: Example) -> Case:
         if spec.kind == "state":
             states.append(node)
     program = example.given or rule.spellings[spelling].program
-    gm = GraphModule({}, graph)
     outputs = run(program, env, Builder(graph, mode))
     graph.output(tuple(outputs))
     _drop_unused(graph, inputs)
-    gm.recompile()
+    gm = GraphModule({}, graph)
     return Case(gm, inputs, GraphView(gm, params, states))
 
 
-def _bindings(example: Example) -> dict[str, Any]:
-    return {
-        k: DTYPES.get(v, v) if isinstance(v, str) else tuple(v) if isinstance(v, list) else v
-        for k, v in example.binds.items()
-    }
+def _bindings(rule: Rule, example: Example) -> dict[str, Any]:
+    variables = set(rule.dtypes)
+    return {k: DTYPES[v] if k in variables else plain(v) for k, v in example.binding.items()}
 
 
 def _drop_unused(graph: Graph, inputs: list[Any]) -> None:
@@ -81,8 +80,10 @@ def _drop_unused(graph: Graph, inputs: list[Any]) -> None:
             del inputs[i]
 
 
-def _shape(spec: Input, env: dict[str, Any]) -> list[int]:
+def _shape(spec: Input, env: dict[str, Any], example: Example) -> list[int]:
     shape: list[int] = []
+    if spec.name in example.shapes:
+        return list(example.shapes[spec.name])
     for dim in spec.dims or ():
         size = dim.size if dim.size is not None else env[dim.name]
         shape.extend(size if isinstance(size, (tuple, list)) else [size])
@@ -91,8 +92,9 @@ def _shape(spec: Input, env: dict[str, Any]) -> list[int]:
 
 def make_input(spec: Input, env: dict[str, Any], example: Example) -> torch.Tensor:
     """A seeded random tensor of an input's shape and dtype; `values` and `layout` of the example change it."""
-    shape = _shape(spec, env)
-    dtype = DTYPES.get(spec.dtype or "") or env.get(spec.dtype or "") or torch.float32
+    shape = _shape(spec, env, example)
+    name = example.dtypes.get(spec.name, spec.dtype or "f32")
+    dtype = DTYPES.get(name) or env[name]
     kind = example.values.get(spec.name, "randn")
     if dtype == torch.bool:
         base = torch.rand(shape) > 0.3

@@ -73,7 +73,7 @@ class Attempt:
         chosen = rule.spellings[spelling]
         self.program: Program = chosen.program
         self.lets: dict[str, Let] = {n: let for let in self.program.lets for n in let.names if n != "_"}
-        self.bound: dict[str, Any] = dict(chosen.fixed)
+        self.bound: dict[str, Any] = {k: plain(v) for k, v in chosen.fixed.items()}
         self.nodes: dict[Node, Let | None] = {}
         self.deferred: list[Goal] = []
 
@@ -410,7 +410,7 @@ class Attempt:
     def value(self, term: Term) -> Any:
         """What a term without tensors is worth now; Unbound when a name in it is not known."""
         if isinstance(term, Lit):
-            return DTYPES[term.value.name] if isinstance(term.value, DType) else term.value
+            return plain(term.value)
         if isinstance(term, Ref):
             if term.name not in self.bound:
                 raise Unbound(term.name)
@@ -434,7 +434,7 @@ class Attempt:
 
     def _match(self, anchor: Node) -> Match:
         for spec in self.rule.inputs.values():
-            self.bound.setdefault(spec.name, spec.default)
+            self.bound.setdefault(spec.name, plain(spec.default))
         returns = tuple(self.bound.get(name) for name in self.program.returns)
         inputs = [b for name in self.rule.inputs if isinstance(b := self.bound.get(name), Node)]
         return Match(self.rule, self.index, anchor, dict(self.bound), list(self.nodes), returns, inputs)
@@ -449,6 +449,11 @@ def arithmetic(op: str, args: list[Any]) -> Any:
         "min": lambda: min(args), "max": lambda: max(args),
     }  # fmt: skip
     return table[op]()
+
+
+def plain(value: Any) -> Any:
+    """A constant of a rule as the graph would hold it: dtypes as torch's own."""
+    return DTYPES[value.name] if isinstance(value, DType) else value
 
 
 def symbolic(actual: Any) -> Any:

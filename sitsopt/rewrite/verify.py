@@ -27,17 +27,18 @@ class Failure:
         return {"rule": self.rule, "place": self.place, "what": self.what}
 
 
-def verify(rule: Rule, subject: Rule | None = None) -> list[Failure]:
-    """Run every example of `rule`, matched by `subject` (a mutant) or by the rule itself."""
+def verify(rule: Rule, subject: Rule | None = None, first: bool = False) -> list[Failure]:
+    """Run every example of `rule`, matched by `subject` (a mutant) or by the rule itself. `first`: one failure is
+    enough."""
     failures = []
     for example in rule.examples:
-        spellings = range(len(rule.spellings)) if example.given is None else [0]
-        if example.spelling is not None:
-            spellings = [example.spelling]
-        for spelling in spellings:
+        spellings = example.spellings(rule)
+        for spelling in spellings if example.given is None else spellings[:1]:
             what = _example(rule, subject or rule, spelling, example)
             if what:
                 failures.append(Failure(rule.id, str(example.pos), f"{what} (spelling {spelling + 1})"))
+                if first:
+                    return failures
     return failures
 
 
@@ -48,12 +49,12 @@ def _example(rule: Rule, subject: Rule, spelling: int, example: Example) -> str:
     except Exception as error:
         return f"the example cannot be built: {type(error).__name__}: {error}"
     record = GraphRecord("example")
-    settings = Settings(grad=example.because == "grad", misses=True, facts=example.facts)
+    settings = Settings(grad=example.grad or example.because == "grad", misses=True)
     try:
         applied = rewrite(case.view, [subject], settings, record)
     except Exception as error:
         return f"the rewrite raised {type(error).__name__}: {error}"
-    if example.outcome == "skips":
+    if not example.fires:
         return _skipped(example, record)
     if not applied:
         closest = max(record.misses, key=lambda m: m.matched, default=None)

@@ -15,7 +15,8 @@ from torch.fx import GraphModule, Node
 
 from ..graph.capture import Captured, restore
 from ..rewrite.engine import Applied
-from . import kernels
+from .choose import kernel_for
+from .weights import Hoisted, hoist
 
 aten = torch.ops.aten
 Compiled = Callable[..., Any]
@@ -52,7 +53,7 @@ def choose_kernels(captured: Captured, applied: Sequence[Applied], lowering: Low
 
 
 def _kernel(node: Node) -> tuple[str, str]:
-    found, why = kernels.lookup(node)
+    found, why = kernel_for(node)
     if found is None:
         return "inductor", why
     node.target = found
@@ -66,14 +67,28 @@ def relax_views(graph: torch.fx.Graph) -> None:
             node.target = aten.reshape.default
 
 
-def finish(captured: Captured) -> tuple[GraphModule, list[int], list[Any]]:
-    """Close the graph: write mutated inputs back, drop inputs nobody reads.
+@dataclass
+class Finished:
+    """A graph ready to compile: which of Dynamo's arguments it takes, then which folded values, and all values."""
 
-    Returns the graph, which of Dynamo's arguments it takes, and their values. Attributes of Dynamo's graph module
-    (constants) become attributes of the new one.
-    """
+    gm: GraphModule
+    keep: list[int]
+    hoisted: list[Hoisted]
+    values: list[Any]
+    attached: list[Any]
+
+    def fold(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """The folded values for Dynamo's arguments as they are now."""
+        everything = (*self.attached, *args)
+        return [h.folded.value([everything[i] for i in h.sources]) for h in self.hoisted]
+
+
+def finish(captured: Captured, grad: bool = False) -> Finished:
+    """Close the graph: write mutated inputs back, take folded values out, drop inputs nobody reads. Attributes of
+    Dynamo's graph module (constants) become attributes of the new one."""
     relax_views(captured.gm.graph)
     restore(captured)
+    hoisted = [] if grad else hoist(captured)
     offset = captured.attached
     keep: list[int] = []
     values: list[Any] = []
@@ -87,7 +102,9 @@ def finish(captured: Captured) -> tuple[GraphModule, list[int], list[Any]]:
             values.append(captured.inputs[i])
     captured.gm.graph.lint()
     captured.gm.recompile()
-    return captured.gm, keep, values
+    finished = Finished(captured.gm, keep, hoisted, values, captured.inputs[:offset])
+    values.extend(finished.fold(captured.inputs[offset:]))
+    return finished
 
 
 def _bind_constant(gm: GraphModule, node: Node, value: Any) -> None:
@@ -112,8 +129,11 @@ def compile_graph(gm: GraphModule, values: list[Any], lowering: Lowering) -> Com
     return compile_fx(gm, values, config_patches=lowering.inductor or None)
 
 
-def with_arguments(compiled: Compiled, keep: list[int], total: int) -> Compiled:
+def with_arguments(compiled: Compiled, finished: Finished, total: int) -> Compiled:
     """A callable with Dynamo's convention (all arguments) around one that takes only those it needs."""
+    keep = finished.keep
+    if finished.hoisted:
+        return lambda *args: compiled(*[args[i] for i in keep], *finished.fold(args))
     if keep == list(range(total)):
         return compiled
     if len(keep) == 0:

@@ -1,0 +1,150 @@
+"""The weight store: values folded from parameters, computed once and never used stale.
+
+A `fold:` puts its arithmetic into the graph. `hoist` takes what depends on parameters alone out again and gives
+the graph the finished value; `Folded.value` looks, before every call, whether a parameter has changed: another
+tensor, another version, another address, or other contents (a write through `.data` moves none of the first three).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ..graph.capture import Captured
+
+Stamp = tuple[int, int, int]
+
+
+@dataclass
+class Folded:
+    """One folded value: how to compute it, from which parameters, and what they looked like then.
+
+    Shared by every graph that folds the same parameters in the same way.
+    """
+
+    compute: Callable[..., torch.Tensor]
+    sources: tuple[weakref.ref[torch.Tensor], ...] = ()
+    stamps: tuple[Stamp, ...] = ()
+    result: torch.Tensor | None = None
+    refreshed: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def value(self, params: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The folded value for the parameters as they are now."""
+        now = tuple(stamp(p) for p in params)
+        with self.lock:
+            same = len(self.sources) == len(params) and all(
+                ref() is p for ref, p in zip(self.sources, params, strict=True)
+            )
+            if self.result is None or not same or now != self.stamps:
+                with torch.no_grad():
+                    self.result = self.compute(*params)
+                self.sources = tuple(weakref.ref(p) for p in params)
+                self.stamps, self.refreshed = now, self.refreshed + 1
+            return self.result
+
+
+def stamp(tensor: torch.Tensor) -> Stamp:
+    """Version, address and a checksum of the contents: one read of the tensor, in rows, so that moved rows show.
+
+    Two contents may share a checksum only if every row of 64-bit words keeps its sum.
+    """
+    version = 0 if tensor.is_inference() else tensor._version
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    words = flat[: flat.numel() // 8 * 8].view(torch.int64)
+    rows = words[: words.numel() // 256 * 256].view(-1, 256).sum(1)
+    rest = words[rows.numel() * 256 :]
+    tail = flat[words.numel() * 8 :]
+    digest = hash((rows.numpy().tobytes(), rest.numpy().tobytes(), tail.numpy().tobytes()))
+    return version, tensor.data_ptr(), digest
+
+
+_LOCK = threading.Lock()
+_STORE: weakref.WeakValueDictionary[tuple[Any, ...], Folded] = weakref.WeakValueDictionary()
+
+
+@dataclass
+class Hoisted:
+    """A value taken out of a graph: which placeholders it is computed from, and where it comes in."""
+
+    folded: Folded
+    sources: list[int]  # indices into Captured.placeholders
+    placeholder: Node
+
+
+def hoist(captured: Captured) -> list[Hoisted]:
+    """Replace what a fold computes from parameters by a new input each; returns how to fill these."""
+    index = {node: i for i, node in enumerate(captured.placeholders)}
+    hoisted = []
+    for root in _roots(captured, index):
+        nodes, sources = _cone(root, index)
+        module = _extract(root, nodes, sources)
+        folded = _shared(module, [captured.inputs[index[s]] for s in sources])
+        with captured.gm.graph.inserting_before(_first_call(captured.gm.graph)):
+            place = captured.gm.graph.placeholder(f"folded_{root.name}")
+        place.meta.update(root.meta)
+        root.replace_all_uses_with(place)
+        hoisted.append(Hoisted(folded, [index[s] for s in sources], place))
+    captured.gm.graph.eliminate_dead_code()
+    return hoisted
+
+
+def _roots(captured: Captured, index: dict[Node, int]) -> list[Node]:
+    """Folded nodes that the rest of the graph reads, and that depend on parameters alone."""
+    known: dict[Node, bool] = {}
+    roots = []
+    for node in captured.gm.graph.nodes:
+        if node in index:
+            known[node] = node in captured.params
+        elif node.op == "call_function":
+            folded = "sits_fold" in node.meta
+            known[node] = folded and all(known.get(n, False) for n in node.all_input_nodes)
+    for node, constant in known.items():
+        if constant and node not in index and any(not known.get(u, False) for u in node.users):
+            roots.append(node)
+    return roots
+
+
+def _cone(root: Node, index: dict[Node, int]) -> tuple[list[Node], list[Node]]:
+    """Everything a value is computed from: ops in graph order, and the parameters they start from."""
+    todo, nodes, sources = [root], set(), set()
+    while todo:
+        node = todo.pop()
+        if node in index:
+            sources.add(node)
+        elif node not in nodes:
+            nodes.add(node)
+            todo.extend(node.all_input_nodes)
+    return sorted(nodes), sorted(sources)
+
+
+def _extract(root: Node, nodes: list[Node], sources: list[Node]) -> GraphModule:
+    graph, copies = Graph(), {}
+    for i, source in enumerate(sources):
+        copies[source] = graph.placeholder(f"p{i}")
+    for node in nodes:
+        copies[node] = graph.node_copy(node, lambda n: copies[n])
+        copies[node].meta.clear()
+    graph.output(copies[root])
+    return GraphModule({}, graph)
+
+
+def _shared(module: GraphModule, params: list[torch.Tensor]) -> Folded:
+    text = "\n".join(n.format_node() or "" for n in module.graph.nodes)
+    key = (hashlib.sha256(text.encode()).hexdigest(), *(id(p) for p in params))
+    with _LOCK:
+        found = _STORE.get(key)
+        if found is None or not all(r() is p for r, p in zip(found.sources, params, strict=False)):
+            found = _STORE[key] = Folded(module.forward)
+        return found
+
+
+def _first_call(graph: Graph) -> Node:
+    return next(n for n in graph.nodes if n.op != "placeholder")
