@@ -1,1 +1,26 @@
 """A declarative graph-rewrite backend for torch.compile."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .reporting import Report, report
+
+__all__ = ["Report", "report"]
+
+# Public names and their modules, loaded on first use: `import sitsopt` loads no torch.
+_HOMES = {"Report": "reporting", "report": "reporting"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

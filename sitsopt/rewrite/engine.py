@@ -87,10 +87,10 @@ class _Engine:
     def _tried(self, rule: Rule) -> Tried:
         every = range(len(rule.spellings))
         roots = set().union(*(root_keys(rule, i) for i in every))
-        missing = [{k for k in needed_keys(rule, i) if not self.view.by_key.get(k)} for i in every]
+        missing = [sorted(k for k in needed_keys(rule, i) if not self.view.by_key.get(k)) for i in every]
         nodes = {n for k in roots for n in self.view.by_key.get(k, ())}
         return Tried(
-            len(nodes), tuple(sorted(min(missing, key=len, default=set()))),
+            len(nodes), tuple(min(missing, key=len)),
             tuple(n.name for n in sorted(nodes & self.view.dead)),
         )  # fmt: skip
 
