@@ -88,10 +88,10 @@ class _Engine:
         every = range(len(rule.spellings))
         roots = set().union(*(root_keys(rule, i) for i in every))
         missing = [sorted(k for k in needed_keys(rule, i) if not self.view.by_key.get(k)) for i in every]
+        fewest = min(missing, key=len)
         nodes = {n for k in roots for n in self.view.by_key.get(k, ())}
         return Tried(
-            len(nodes), tuple(min(missing, key=len)),
-            tuple(n.name for n in sorted(nodes & self.view.dead)),
+            len(nodes), tuple(fewest), tuple(n.name for n in sorted(nodes & self.view.dead)),
         )  # fmt: skip
 
     def _try(self, rule: Rule, index: int, node: Node, missed: dict[Node, Trace]) -> bool:
