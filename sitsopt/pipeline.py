@@ -68,18 +68,32 @@ def rewritten(
     gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord
 ) -> tuple[Captured, list[Applied]]:
     """Capture a graph and apply the rules to it. Raises CannotCapture."""
+    captured, applied, view = capture_and_rewrite(gm, inputs, plan, record)
+    start = time.perf_counter()
+    view.sweep()
+    record.nodes_after = _ops(captured)
+    record.rewrite_ms += (time.perf_counter() - start) * 1e3
+    return captured, applied
+
+
+def capture_and_rewrite(
+    gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord
+) -> tuple[Captured, list[Applied], GraphView]:
+    """The same, with the replaced nodes still in the graph: for `undo` and for comparing both sides."""
     start = time.perf_counter()
     captured = capture(gm, inputs)
-    record.nodes_before = sum(n.op == "call_function" for n in captured.gm.graph.nodes)
+    record.nodes_before = _ops(captured)
     record.capture_ms = (time.perf_counter() - start) * 1e3
     start = time.perf_counter()
     settings = Settings(record.grad, plan.facts, plan.allow, plan.misses)
     view = GraphView(captured.gm, captured.params, captured.written)
     applied = rewrite(view, plan.rules, settings, record)
-    view.sweep()
-    record.nodes_after = sum(n.op == "call_function" for n in captured.gm.graph.nodes)
     record.rewrite_ms = (time.perf_counter() - start) * 1e3
-    return captured, applied
+    return captured, applied, view
+
+
+def _ops(captured: Captured) -> int:
+    return sum(n.op == "call_function" for n in captured.gm.graph.nodes)
 
 
 def records_gradients(inputs: Sequence[Any]) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
 from ..graph.facts import DTYPE_NAMES, tensor
-from ..spec.condition import evaluate, explain
+from ..spec.condition import EvalError, evaluate, explain
 from .match import Match
 from .view import GraphView
 
@@ -52,6 +52,8 @@ class Env:
         expr = value.node.expr
         if statically_known_true(torch.sym_not(value)):
             return False
+        if free_unbacked_symbols(expr):
+            return None
         divisible = isinstance(expr, sympy.Eq) and any(a.has(sympy.Mod) or "Mod" in str(a) for a in expr.args)
         if isinstance(expr, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)) or divisible:
             return bool(value)
@@ -116,7 +118,10 @@ def refuse(match: Match, view: GraphView, grad: bool, facts: dict[str, Any]) -> 
 def _conditions(match: Match, view: GraphView, facts: dict[str, Any]) -> Refusal | None:
     env = Env(match, view, facts)
     for cond in (*match.rule.where, *match.rule.spellings[match.spelling].where):
-        holds = evaluate(cond.tree, env)
+        try:
+            holds = evaluate(cond.tree, env)
+        except EvalError as error:
+            return Refusal("condition", cond.text, cond.reason, cond.text, error.problem)
         if holds is True:
             continue
         found = explain(cond.tree, env)
@@ -143,8 +148,10 @@ def _uses(match: Match, view: GraphView) -> Refusal | None:
 
 
 def insertion_point(match: Match) -> Node:
-    """The last of the inputs in graph order; new nodes go right behind it."""
-    return max(match.inputs) if match.inputs else min(match.nodes)
+    """The node behind which the replacement goes: the one before the first value that it replaces, or the last input
+    where that comes later. Earlier would be wrong where an op in between writes an input, and keep values alive."""
+    first = min(node for node in match.returns if node is not None).prev
+    return max([first, *match.inputs])
 
 
 def _order(match: Match, view: GraphView) -> Refusal | None:

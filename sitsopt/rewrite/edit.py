@@ -30,6 +30,7 @@ class Edit:
     moved: list[tuple[Node, Node, Node]] = field(default_factory=list)  # old, new, reader
     kept: list[tuple[Node, Any, Any]] = field(default_factory=list)  # readers of both, as they were
     died: list[Node] = field(default_factory=list)
+    pairs: list[tuple[Node, Node]] = field(default_factory=list)  # old value, its replacement
 
     def undo(self, view: GraphView) -> None:
         """Put the old nodes back. Later edits that built on this one must be undone first."""
@@ -152,6 +153,7 @@ def _move(match: Match, view: GraphView, edit: Edit, news: list[Any]) -> None:
     for old, new in zip(match.returns, news, strict=True):
         if old is None:
             continue
+        edit.pairs.append((old, new))
         for reader in [u for u in old.users if u not in taken and u not in edit.made]:
             if isinstance(new, Node) and reader in new.users:
                 edit.kept.append((reader, reader.args, reader.kwargs))

@@ -50,7 +50,10 @@ class GraphView:
         return [u for u in node.users if u not in self.dead]
 
     def is_param(self, node: object) -> bool:
-        return node in self.params or (isinstance(node, Node) and node.op == "get_attr")
+        """Whether a value depends on parameters and constants alone: one of them, or folded from them."""
+        if not isinstance(node, Node):
+            return False
+        return node in self.params or node.op == "get_attr" or "sits_fold" in node.meta
 
     def is_state(self, node: object) -> bool:
         return node in self.states
