@@ -42,6 +42,8 @@ def override(root: Node, text: str, known: Iterable[str]) -> Node:
 def _value(text: str, name: str, column: int) -> Node:
     if not text.strip():
         raise SpecError(Pos(name, 1, column), "no value", expected="a value; `null` takes one back")
+    if text.lstrip()[0] in ">|":  # a block of text in YAML, which one line cannot hold: `>= 3`
+        return Node("scalar", Pos(name, 1, column), text.strip())
     # Written at its own column, so that every place in it is right.
     return compose(" " * (column - 1) + text, name)
 

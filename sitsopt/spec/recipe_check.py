@@ -43,7 +43,8 @@ def _weights(recipe: Recipe) -> Iterator[SpecError]:
         try:
             selector(weight.match, pos=pos)
         except SpecError as error:
-            yield error
+            yield SpecError(error.pos, error.problem, expected=error.expected, hint=error.hint,
+                            path=f"weights[{index}].match")  # fmt: skip
         if weight.match in first:
             yield SpecError(pos, f"`{weight.match}` stands twice", hint="the first match wins",
                             path=f"weights[{index}].match")  # fmt: skip
