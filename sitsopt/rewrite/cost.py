@@ -107,3 +107,11 @@ def _number(value: Any, sizes: Mapping[str, float]) -> float | None:
     known = {symbol: sizes[symbol.name] for symbol in value.free_symbols if symbol.name in sizes}
     value = value.subs(known)
     return None if value.free_symbols else float(value)
+
+
+def saved_us(
+    before: Work, after: Work, target: Target, sizes: Mapping[str, float] | None = None
+) -> float | None:
+    """Microseconds that doing `after` instead of `before` is predicted to save; negative for a loss."""
+    old, new = predict_us(before, target, sizes), predict_us(after, target, sizes)
+    return None if old is None or new is None else old - new

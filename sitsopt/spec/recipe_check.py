@@ -114,3 +114,8 @@ def _rules(recipe: Recipe, rules: Collection[str]) -> Iterator[SpecError]:
             if not known:
                 yield SpecError(recipe.key_at((name, key)), f"there is no rule `{key}`",
                                 hint=did_you_mean(key, rules), path=f"{name}.{key}")  # fmt: skip
+    regions = [rule.removeprefix("regions/") for rule in rules if rule.startswith("regions/")]
+    for index, name in enumerate(recipe.regions.use if recipe.regions else []):
+        if name not in regions:
+            yield SpecError(recipe.text_at(("regions", "use", index)), f"there is no region rule `{name}`",
+                            hint=did_you_mean(name, regions), path=f"regions.use[{index}]")  # fmt: skip

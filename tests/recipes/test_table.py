@@ -7,7 +7,7 @@ import pytest
 from sitsopt.spec.errors import SpecError
 from sitsopt.spec.recipe import Recipe, dump, load_recipe
 
-RULES = ["fuse/qkv", "fuse/rope", "fuse/swiglu", "weights/int4"]
+RULES = ["fuse/qkv", "fuse/rope", "fuse/swiglu", "weights/int4", "regions/decode"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ GOOD = [
         "kv_cache: {policy: recency, window: 64}\n",
         {"kv_cache": {"policy": "recency", "window": 64}},
     ),
+    ("regions: {use: [decode]}\n", {"regions": {"use": ["decode"]}}),
     ("hooks: null\n", {}),
     ("weights: []\n", {"weights": []}),
     (
@@ -111,7 +112,7 @@ BAD = [
     ("kv_cache: {policy: hot}\n", err("kv_cache.policy", 1, 20, "hotness-aware")),
     (
         "kv_cache: {policy: hotness-aware, hot_budget: 2}\n",
-        err("kv_cache.hot_budget", 1, 47, "1.0 or less"),
+        err("kv_cache.hot_budget", 1, 47, "1 or less"),
     ),
     (
         "kv_cache: {policy: recency, hot_budget: 0.1}\n",
@@ -125,7 +126,8 @@ BAD = [
         err("speculate.acceptance", 1, 47, "exact"),
     ),
     ("regions: {use: decode}\n", err("regions.use", 1, 16, "a list")),
-    ("regions: {use: [decode], require: 95}\n", err("regions.require", 1, 35, "1.0 or less")),
+    ("regions: {use: [decode], require: 95}\n", err("regions.require", 1, 35, "1 or less")),
+    ("regions: {use: [decod]}\n", err("regions.use[0]", 1, 17, "did you mean `decode`")),
     ("hooks: {cpu: {aply: true}}\n", err("hooks.cpu.aply", 1, 15, "did you mean `apply`")),
     ("hooks: {cpu: {apply: yes}}\n", err("hooks.cpu.apply", 1, 22, "write true or false")),
     ("hooks: {gpu: {}}\n", err("hooks.gpu", 1, 9, "unknown key")),

@@ -9,7 +9,7 @@ import pytest
 from sitsopt.spec.errors import SpecError
 from sitsopt.spec.recipe import load_recipe
 
-RULES = ["fuse/qkv", "fuse/rope", "fuse/swiglu", "fuse/add_rms_norm"]
+RULES = ["fuse/qkv", "fuse/rope", "fuse/swiglu", "fuse/add_rms_norm", "regions/decode"]
 VALID = {
     "summary": "x",
     "for": ["A"],
