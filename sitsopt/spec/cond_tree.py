@@ -24,6 +24,10 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "present": ((TENSOR,), "whether an optional input was given"),
     "requires_grad": ((TENSOR,), "whether a gradient is wanted for it"),
     "same_storage": ((TENSOR, TENSOR), "whether two values share memory"),
+    "same_layer": (
+        (TENSOR, TENSOR),
+        "whether one layer of the model reads both, as far as is known",
+    ),
     "abs": ((NUMBER,), "absolute value"),
     "min": ((NUMBER, NUMBER), "the smallest of its arguments"),
     "max": ((NUMBER, NUMBER), "the largest of its arguments"),
@@ -31,7 +35,7 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], str]] = {
 VARIADIC = frozenset({"min", "max"})
 NUMERIC = frozenset({"abs", "min", "max"})
 BOOLEAN = frozenset({"contiguous", "dense", "is_param", "is_const", "present", "requires_grad",
-                     "same_storage"})  # fmt: skip
+                     "same_storage", "same_layer"})  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -259,13 +259,9 @@ class _Reader:
         self.text.refuse(node, f"`{self.text.source(node)}` is no pack of sizes", known)
 
     def _kind(self, name: str) -> str:
-        return (
-            "a constant"
-            if self._is_scalar(name)
-            else "a list"
-            if name in self.lists
-            else "a tensor"
-        )
+        if self._is_scalar(name) or name in self.packs:
+            return "a constant"
+        return "a list" if name in self.lists else "a tensor"
 
     def _is_scalar(self, name: str) -> bool:
         return name in self.names and name not in self.bound

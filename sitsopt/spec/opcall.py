@@ -26,9 +26,8 @@ def check_call(
     for index, keyword in enumerate(node.keywords):
         if keyword.arg in [name for name, _ in kwargs[:index]]:
             text.refuse(keyword, f"`{keyword.arg}` is given twice", "each argument once")
-    mistakes = [
-        _mistake(node, fact, signature, args, kwargs, kind) for signature in fact.overloads.values()
-    ]
+    plainest = sorted(fact.overloads, key=lambda name: name not in ("default", "Tensor"))
+    mistakes = [_mistake(node, fact, fact.overloads[name], args, kwargs, kind) for name in plainest]
     if mistakes and all(mistakes):
         furthest = max((one for one in mistakes if one), key=lambda one: one.progress)
         text.refuse(furthest.node, furthest.problem, furthest.expected, furthest.hint)

@@ -29,8 +29,11 @@ class Problems:
     ) -> None:
         """A mistake: `name` is none of the known ones."""
         names = list(dict.fromkeys(known))
-        expected = "one of " + ", ".join(names) if names else f"no {what}: there is none"
-        self.add(path, f"`{name}` is no {what}", expected, did_you_mean(name, names), key=key)
+        if names:
+            expected, hint = "one of " + ", ".join(names), did_you_mean(name, names)
+            self.add(path, f"`{name}` is no {what}", expected, hint, key=key)
+        else:
+            self.add(path, f"`{name}` is no {what}: there is none", key=key)
 
     @contextmanager
     def catch(self, *path: str | int) -> Iterator[None]:

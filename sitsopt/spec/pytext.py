@@ -53,9 +53,10 @@ class PyText:
         except SyntaxError as error:
             line = min(max((error.lineno or 1) - 1, 0), len(self._lines) - 1)
             column = min(max((error.offset or 1) - 1, 0), len(self._lines[line].decode()))
+            why = "" if error.msg == "invalid syntax" else f": {error.msg}"
             raise SpecError(
                 self.pos_of(line, column),
-                f"not valid syntax: {error.msg}",
+                f"not valid syntax{why}",
                 expected="Python syntax",
             ) from None
         except (ValueError, RecursionError, MemoryError, OverflowError) as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from .dtypes import DTYPES
@@ -38,11 +39,12 @@ class _Checker:
         spellings = self._spellings()
         self._check_outcome()
         fold = self._fold()
-        replace = self._replace(spellings, fold) if spellings else None
+        replace = self._replaced(spellings)
         self._check_names(spellings)
         reader = ExampleReader(self.problems, self.scope, spellings)
         examples = [reader.read(index, one) for index, one in enumerate(file.examples)]
-        reader.check_coverage([*where, *(one for each in spellings for one in each.where)])
+        conditions = [*where, *(one for each in spellings for one in each.where)]
+        reader.check_coverage(conditions, self._written_conditions())
         self.problems.finish()
         overrides = [file.overrides] if isinstance(file.overrides, str) else file.overrides
         return Rule(
@@ -107,13 +109,21 @@ class _Checker:
                 self.problems.add((*path, name), f"`{name}` is a const {kind}", str(error))
         return fixed
 
+    def _written_conditions(self) -> list[str]:
+        match = self.file.match if isinstance(self.file.match, list) else []
+        maps = [self.file.where, *(one.where for one in match if isinstance(one, SpellingFile))]
+        return [text.strip() for where in maps for text in where]
+
     # -- fold and replace ---------------------------------------------------------------------------
 
     def _check_outcome(self) -> None:
-        if self.file.replace is None and self.file.emit is None:
+        replaced = self.file.replace is not None or any(map(_own, self.file.match))
+        if not replaced and self.file.emit is None:
             self.problems.add((), "the rule changes nothing", "`replace:`, or `emit:`, or both")
-        if self.file.replace is None and self.file.fold:
+        if not replaced and self.file.fold:
             self.problems.add(("fold",), "`fold` without `replace`: nothing reads it", key=True)
+        elif self.file.fold and not [*self._written_folds()]:
+            self.problems.add(("fold",), "`fold` names no value", "`name = cat([a, b], 0)`")
 
     def _fold(self) -> dict[str, Program]:
         folds: dict[str, Program] = {}
@@ -140,7 +150,6 @@ class _Checker:
         if isinstance(self.file.fold, str):
             name, equals, expression = self.file.fold.partition("=")
             if not equals or not name.strip().isidentifier():
-                self.problems.add(("fold",), "`fold` names no value", "`name = cat([a, b], 0)`")
                 return
             start = len(name) + 1 + len(expression) - len(expression.lstrip())
             yield name.strip(), word + expression.lstrip(), ("fold",), len(word) - start
@@ -160,24 +169,43 @@ class _Checker:
                         expected="parameters only", hint=f"declare it so: `{name}: Param[...]`",
                     )  # fmt: skip
 
-    def _replace(self, spellings: list[Spelling], folds: Collection[str]) -> Program | None:
-        if self.file.replace is None:
-            return None
-        pattern, program = spellings[0].program, None
-        with self.problems.catch("replace"):
+    def _replaced(self, spellings: list[Spelling]) -> Program | None:
+        """The rule's own `replace`. Spellings that have one of theirs get it."""
+        match, used, program = self.file.match, set[str](), None
+        own = [index for index, one in enumerate(match) if _own(one)]
+        if self.file.replace is not None and spellings:
+            program = self._replace(self.file.replace, ("replace",), spellings[0], used)
+        if isinstance(match, list) and len(spellings) == len(match):
+            for index, one in enumerate(match):
+                if text := _own(one):
+                    replace = self._replace(
+                        text, ("match", index, "replace"), spellings[index], used
+                    )
+                    spellings[index] = dataclasses.replace(spellings[index], replace=replace)
+                elif own and self.file.replace is None:
+                    self.problems.add(("match", index), "nothing says what replaces this spelling",
+                                      "`replace` here or for the whole rule")  # fmt: skip
+        for name in [name for name, *_ in self._written_folds()]:
+            if name not in used and (own or program is not None):
+                path = ("fold",) if isinstance(self.file.fold, str) else ("fold", name)
+                self.problems.add(path, f"`replace` does not read `{name}`", "every fold used")
+        return program or next((one.replace for one in spellings if one.replace), None)
+
+    def _replace(
+        self, text: str, path: PathIn, spelling: Spelling, used: set[str]
+    ) -> Program | None:
+        pattern, program = spelling.program, None
+        folds = [name for name, *_ in self._written_folds()]
+        with self.problems.catch(*path):
             outputs = len(pattern.returns)
-            program = self.scope.program(self.file.replace, ("replace",), folds, outputs=outputs)
+            program = self.scope.program(text, path, folds, outputs=outputs)
             if len(program.returns) != outputs:
                 raise SpecError(
                     program.pos, f"`replace` returns {_outputs(program)}, `match` {_outputs(pattern)}",
                     expected="the values of `match`, in its order",
                 )  # fmt: skip
             self._check_sizes(program)
-            used = {*_used(program), *program.returns}
-            for name in folds:
-                if name not in used:
-                    path = ("fold",) if isinstance(self.file.fold, str) else ("fold", name)
-                    self.problems.add(path, f"`replace` does not read `{name}`", "every fold used")
+            used.update(_used(program), program.returns)
         return program
 
     def _check_sizes(self, program: Program) -> None:
@@ -227,6 +255,11 @@ def names_in(args: tuple[Term, ...], kwargs: tuple[tuple[str, Term], ...] = ()) 
             yield from names_in(term.items)
         elif isinstance(term, Arith):
             yield from names_in(term.args)
+
+
+def _own(spelling: str | SpellingFile) -> str:
+    """The `replace` that a spelling has of its own."""
+    return (spelling.replace or "") if isinstance(spelling, SpellingFile) else ""
 
 
 def _used(program: Program) -> set[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from .dtypes import DTYPES
-from .errors import SpecError
+from .errors import SpecError, nearest
 from .problems import Problems
 from .rule_file import ExampleFile
 from .rule_inputs import const_value
@@ -39,28 +39,31 @@ class ExampleReader:
             given=given, absent=frozenset(file.absent), values=dict(file.values),
             layout=dict(file.layout), symbolic=frozenset(file.symbolic), spelling=spelling,
             shapes={name: tuple(shape) for name, shape in file.shapes.items()},
-            dtypes=dict(file.dtypes), grad=file.grad,
+            dtypes=dict(file.dtypes), grad=file.grad, modules=dict(file.modules),
+            target=dict(file.target),
         )  # fmt: skip
         self._check_complete(example, place, (file.fires if fires else file.skips) or {})
         self.read_ones.append((example, path))
         return example
 
-    def check_coverage(self, conditions: Iterable[Condition]) -> None:
-        """At least one example fires, each condition has a `skips`, each `because` names one of them."""
-        texts = {condition.text: condition for condition in conditions}
+    def check_coverage(self, conditions: Iterable[Condition], written: Collection[str]) -> None:
+        """At least one example fires, each condition has a `skips`, each `because` names one of them.
+
+        written: the texts of all conditions, those that could not be read too.
+        """
         if not self.read_ones:
             self.problems.add(("examples",), "the rule has no example", "`- fires: {...}`")
-        elif not any(example.fires for example, _ in self.read_ones):
+            return
+        if not any(example.fires for example, _ in self.read_ones):
             self.problems.add(("examples",), "no example fires", "`- fires: {...}`")
+        reasons, meant = [*dict.fromkeys(written), *BUILT_IN_REASONS], set()
         for example, path in self.read_ones:
-            if example.because is not None and example.because not in (*texts, *BUILT_IN_REASONS):
-                reasons = [*texts, *BUILT_IN_REASONS]
-                at = (*path, "because")
-                self.problems.unknown(
-                    at, "reason of this rule", example.because, reasons, key=False
-                )
-        shown = {example.because for example, _ in self.read_ones}
-        for text, condition in texts.items():
+            if example.because is not None and example.because not in reasons:
+                meant.add(nearest(example.because, reasons))
+                at, name = (*path, "because"), example.because
+                self.problems.unknown(at, "reason of this rule", name, reasons, key=False)
+        shown = {example.because for example, _ in self.read_ones} | meant
+        for text, condition in {one.text: one for one in conditions}.items():
             if text not in shown:
                 self.problems.errors.append(SpecError(
                     condition.pos, f"no example shows what `{text}` is for",
@@ -88,7 +91,7 @@ class ExampleReader:
             if name not in scope.sizes | scope.packs:
                 sizes = sorted(scope.sizes | scope.packs)
                 self.problems.unknown((*path, "symbolic", index), "size", name, sizes, key=False)
-        for key in ("values", "layout", "shapes", "dtypes"):
+        for key in ("values", "layout", "shapes", "dtypes", "modules"):
             for name in getattr(file, key):
                 if name not in scope.tensors:
                     at = (*path, key, name)

@@ -33,6 +33,10 @@ class SpellingFile(Spec):
         default={}, alias="with", description="Constants of `inputs` that this spelling fixes."
     )
     where: Where = Field(default={}, description="Conditions of this spelling only, with reasons.")
+    replace: Text | None = Field(
+        default=None,
+        description="What stands there afterwards, where it is not the rule's `replace`.",
+    )
 
 
 class ToleranceFile(Spec):
@@ -60,7 +64,7 @@ class ExampleFile(Spec):
         default=None, description="The program to run instead of the pattern."
     )
     absent: list[str] = Field(default=[], description="Optional inputs that are left out.")
-    values: dict[str, Literal["zeros", "ones", "large", "nan"]] = Field(
+    values: dict[str, Literal["zeros", "ones", "large", "small", "inf", "nan"]] = Field(
         default={}, description="What inputs hold, where it matters; random otherwise."
     )
     layout: dict[str, Literal["transposed", "strided"]] = Field(
@@ -77,6 +81,12 @@ class ExampleFile(Spec):
         default={}, description="Dtypes of inputs that differ from what `inputs` declares."
     )
     grad: bool = Field(default=False, description="Whether gradients are recorded.")
+    modules: dict[str, Text] = Field(
+        default={}, description="Inputs to the module of the model in which they are read."
+    )
+    target: dict[str, bool | str] = Field(
+        default={}, description="Facts of the target, as conditions read them."
+    )
 
     @model_validator(mode="after")
     def _one_outcome(self) -> ExampleFile:

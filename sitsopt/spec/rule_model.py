@@ -25,12 +25,14 @@ class Condition:
 
 @dataclass(frozen=True)
 class Spelling:
-    """One way to write the pattern. `fixed`: constants of `inputs` that this spelling gives a value."""
+    """One way to write the pattern. `fixed`: constants of `inputs` that this spelling gives a value; `replace`: what
+    stands there afterwards, the rule's own `replace` unless the spelling has one."""
 
     program: Program
     fixed: dict[str, Any]
     where: tuple[Condition, ...]
     pos: Pos = field(compare=False)
+    replace: Program | None = None
 
     @property
     def code(self) -> str:
@@ -52,6 +54,7 @@ class Example:
     binding: sizes as ints, packs as tuples, dtype variables as short names, constants by their type.
     given: a program to run instead of a spelling. spelling: index from 0, or None for every one that
     the binding fits. shapes and dtypes: what inputs are, where that is not what `inputs` declares.
+    modules: where in the model inputs are read. target: facts of the target.
     """
 
     fires: bool
@@ -67,6 +70,8 @@ class Example:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
     grad: bool = False
+    modules: dict[str, str] = field(default_factory=dict)
+    target: dict[str, bool | str] = field(default_factory=dict)
 
     def spellings(self, rule: Rule) -> list[int]:
         """The spellings whose fixed constants agree with the binding."""

@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from .errors import did_you_mean
 from .fields import choices_at, fields_at, homes_of, models_in
+from .yamltree import is_number
 
 M = TypeVar("M", bound=BaseModel)
 Path = tuple[str | int, ...]
@@ -163,6 +164,8 @@ def _finding(model: type[BaseModel], error: _Error) -> Finding:
         hint = did_you_mean(value, choices_at(model, path))
     if kind.startswith("bool") and str(value).lower() in ("yes", "no", "on", "off"):
         hint = "in YAML 1.2 this is text: write true or false"
+    if kind.startswith(("int", "float")) and isinstance(value, str) and is_number(value):
+        hint = "without quotes it is a number"
     return Finding(path, f"{_name(path)} is {_show(value)}", _expected(model, error), hint)
 
 
@@ -183,8 +186,8 @@ _KINDS = {
     "list_type": "a list", "tuple_type": "a list", "set_type": "a list", "frozen_set_type": "a list",
     "dict_type": "a map of keys", "model_type": "a map of keys", "model_attributes_type": "a map of keys",
     "none_required": "null",
-    "greater_than": "a number above {gt}", "greater_than_equal": "{ge} or more",
-    "less_than": "a number below {lt}", "less_than_equal": "{le} or less",
+    "greater_than": "a number above {gt:g}", "greater_than_equal": "{ge:g} or more",
+    "less_than": "a number below {lt:g}", "less_than_equal": "{le:g} or less",
     "multiple_of": "a multiple of {multiple_of}",
     "string_pattern_mismatch": "text that matches `{pattern}`",
     "string_too_short": "text that is not empty", "string_too_long": "at most {max_length} characters",
@@ -217,6 +220,8 @@ def _name(path: Path) -> str:
 def _show(value: object) -> str:
     if value is None:
         return "empty"
+    if value == "":
+        return "empty text"
     if isinstance(value, str):
         return f"the text `{value if len(value) <= 40 else value[:40] + '...'}`"
     if isinstance(value, dict | list):

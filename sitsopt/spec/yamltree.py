@@ -117,8 +117,8 @@ class _Composer:
         line = lines[pos.line - 1] if pos.line <= len(lines) else ""
         if line[pos.column - 1 : pos.column] == "\t":
             return SpecError(pos, "a tab used as indentation", hint="indent with spaces")
-        context = f" {error.context}" if error.context else ""
-        return SpecError(pos, f"not valid YAML:{context} {error.problem or ''}".rstrip())
+        told = ": ".join(part for part in (error.context, error.problem) if part)
+        return SpecError(pos, f"not valid YAML: {told}")
 
     def _pos(self, event: Any) -> Pos:
         return Pos(self.file, event.start_mark.line + 1, event.start_mark.column + 1)
@@ -169,6 +169,8 @@ class _Composer:
         while type(child := next(self.events)).__name__ != "MappingEndEvent":
             key = self._node(child, depth + 1)
             value = self._node(next(self.events), depth + 1)
+            if value.value is None and value.kind == "scalar":
+                value.pos = key.pos  # an absent value has no place but that of its key
             node.size += key.size + value.size
             if key.value == "<<" and not key.style:
                 if merges:
@@ -191,7 +193,7 @@ class _Composer:
     def _add(self, node: Node, key: Node, value: Node) -> None:
         name = key.value
         if key.kind != "scalar" or isinstance(name, bool | float) or name is None:
-            shown = f"a {key.kind}" if key.kind != "scalar" else f"the value {name!r}"
+            shown = f"a {key.kind}" if key.kind != "scalar" else f"`{_text(name)}`"
             raise SpecError(
                 key.pos,
                 f"{shown} as a key",
@@ -200,9 +202,12 @@ class _Composer:
             )
         if name in node.entries:
             first = node.entries[name].key.pos
+            lines = f"lines {first.line} and {key.pos.line}"
+            if first.line == key.pos.line:
+                lines = f"line {first.line}, columns {first.column} and {key.pos.column}"
             raise SpecError(
                 key.pos,
-                f"the key `{name}` stands twice in this map: lines {first.line} and {key.pos.line}",
+                f"the key `{name}` stands twice in this map: {lines}",
                 expected="each key once",
                 hint="remove one of the two",
             )
@@ -251,3 +256,14 @@ class _Composer:
         if match := _NON_FINITE.fullmatch(text):
             return math.nan if match[1] is None else float(f"{match[1]}inf")
         return text
+
+
+def is_number(text: str) -> bool:
+    """Whether plain text would be read as a number."""
+    return bool(_INT.fullmatch(text) or _FLOAT.fullmatch(text))
+
+
+def _text(value: Scalar) -> str:
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
