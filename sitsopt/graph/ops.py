@@ -53,6 +53,15 @@ def add_rms_norm(x, residual, weight, eps, offset=0.0, round_first=True):  # typ
     return rms_norm(total, weight, eps, offset, round_first), total
 
 
+@op(
+    "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)"
+)
+def add_layer_norm(x, residual, weight, bias, eps):  # type: ignore[no-untyped-def]
+    """(layer_norm(x + residual), x + residual) over the last dim."""
+    total = x + residual
+    return F.layer_norm(total, total.shape[-1:], weight, bias, eps), total
+
+
 @op('rope(Tensor x, Tensor cos, Tensor sin, str style="half") -> Tensor')
 def rope(x, cos, sin, style="half"):  # type: ignore[no-untyped-def]
     """Rotary embedding (Su et al., 2021) on the last dim; cos and sin broadcast against x.
@@ -147,3 +156,43 @@ def linear_act(x, weight, bias, act):  # type: ignore[no-untyped-def]
 def conv_act(x, weight, bias, stride, padding, dilation, groups, act):  # type: ignore[no-untyped-def]
     """act(conv2d(x, weight) + bias)."""
     return ACTIVATIONS[act](F.conv2d(x, weight, bias, stride, padding, dilation, groups))
+
+
+def _wide(x):  # type: ignore[no-untyped-def]
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+@op("bn_scale(Tensor? gamma, Tensor var, float eps) -> Tensor")
+def bn_scale(gamma, var, eps):  # type: ignore[no-untyped-def]
+    """What a batch norm in inference multiplies each channel with; computed in f64, kept in f32 at least."""
+    scale = torch.rsqrt(var.double() + eps)
+    return (scale if gamma is None else scale * gamma.double()).to(_wide(var))
+
+
+@op("bn_shift(Tensor? bias, Tensor? gamma, Tensor? beta, Tensor mean, Tensor var, float eps) -> Tensor")
+def bn_shift(bias, gamma, beta, mean, var, eps):  # type: ignore[no-untyped-def]
+    """What it adds to each channel, behind an op that adds `bias`."""
+    centre = -mean.double() if bias is None else bias.double() - mean.double()
+    shift = centre * torch.rsqrt(var.double() + eps)
+    shift = shift if gamma is None else shift * gamma.double()
+    return (shift if beta is None else shift + beta.double()).to(_wide(var))
+
+
+@op("scale_rows(Tensor weight, Tensor scale) -> Tensor")
+def scale_rows(weight, scale):  # type: ignore[no-untyped-def]
+    """weight[i] * scale[i], rounded once."""
+    rows = scale.double().reshape(-1, *[1] * (weight.dim() - 1))
+    return (weight.double() * rows).to(weight.dtype)
+
+
+@op("channel_affine(Tensor x, Tensor scale, Tensor shift) -> Tensor")
+def channel_affine(x, scale, shift):  # type: ignore[no-untyped-def]
+    """x * scale + shift along dim 1, in f32 at least."""
+    shape = [-1, *[1] * (x.dim() - 2)]
+    return (x.to(scale.dtype) * scale.reshape(shape) + shift.reshape(shape)).to(x.dtype)
+
+
+@op("channels_last(Tensor x) -> Tensor")
+def channels_last(x):  # type: ignore[no-untyped-def]
+    """The same values with the channel dimension innermost in memory; x itself where it lies so already."""
+    return x.contiguous(memory_format=torch.channels_last)

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
-from ..graph.facts import DTYPE_NAMES, tensor
+from ..graph.facts import DTYPE_NAMES, module_path, tensor
 from ..spec.condition import EvalError, evaluate, explain
 from .match import Match
 from .view import GraphView
@@ -83,6 +83,21 @@ def _same_storage(env: Env, a: Any, b: Any) -> bool:
     return isinstance(a, Node) and isinstance(b, Node) and storage_root(a) is storage_root(b)
 
 
+def _layers(env: Env, node: Any) -> set[str]:
+    """The repeated layers that read a value: `model.layers.3` for `model.layers.3.self_attn.q_proj`."""
+    found = set()
+    for user in env.view.users(node):
+        parts = module_path(user).split(".")
+        last = max((i for i, part in enumerate(parts) if part.isdigit()), default=-1)
+        found.add(".".join(parts[: last + 1]))
+    return found
+
+
+def _same_layer(env: Env, a: Any, b: Any) -> bool:
+    first, second = _layers(env, a), _layers(env, b)
+    return not first.isdisjoint(second) or "" in first or "" in second
+
+
 FUNCTIONS: dict[str, Any] = {
     "rank": lambda env, x: tensor(x).dim(),  # type: ignore[union-attr]
     "size": lambda env, x, i: tensor(x).shape[i],  # type: ignore[union-attr]
@@ -97,6 +112,7 @@ FUNCTIONS: dict[str, Any] = {
     "is_const": lambda env, x: env.view.is_param(x),
     "present": lambda env, x: x is not None,
     "same_storage": _same_storage,
+    "same_layer": _same_layer,
     "requires_grad": lambda env, x: tensor(x).requires_grad,  # type: ignore[union-attr]
     "abs": lambda env, x: abs(x),
     "min": lambda env, *xs: min(xs),

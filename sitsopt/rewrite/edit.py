@@ -46,7 +46,6 @@ class Edit:
 
 def apply(match: Match, view: GraphView, mode: FakeTensorMode) -> Edit | Refusal:
     """Replace a match. A replacement that would change shape, dtype, device or aliasing is taken out again."""
-    assert match.rule.replace is not None
     edit = Edit(match)
     try:
         news = _build(match, view, mode, edit)
@@ -74,8 +73,9 @@ def _build(match: Match, view: GraphView, mode: FakeTensorMode, edit: Edit) -> l
             env[name] = run(program, env, builder)[0]
             for node in builder.made[before:]:
                 node.meta["sits_fold"] = match.rule.id
-        assert match.rule.replace is not None
-        news = run(match.rule.replace, env, builder)
+        replace = match.rule.spellings[match.spelling].replace or match.rule.replace
+        assert replace is not None
+        news = run(replace, env, builder)
     for node in edit.made:
         view.add(node)
     return news

@@ -63,6 +63,9 @@ def build(rule: Rule, spelling: int, example: Example) -> Case:
     program = example.given or rule.spellings[spelling].program
     outputs = run(program, env, Builder(graph, mode))
     graph.output(tuple(outputs))
+    for name, path in example.modules.items():
+        for reader in env[name].users:
+            reader.meta["nn_module_stack"] = {"given": (path, "")}
     _drop_unused(graph, inputs)
     gm = GraphModule({}, graph)
     return Case(gm, inputs, GraphView(gm, params, states))

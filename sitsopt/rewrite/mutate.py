@@ -36,12 +36,16 @@ def mutants(rule: Rule) -> Iterator[tuple[str, Rule]]:
             changed = list(rule.spellings)
             changed[i] = replace(spelling, program=program)
             yield f"match {i + 1}: {name}", replace(rule, spellings=tuple(changed))
+        for name, program in _programs(spelling.replace) if spelling.replace else ():
+            changed = list(rule.spellings)
+            changed[i] = replace(spelling, replace=program)
+            yield f"replace {i + 1}: {name}", replace(rule, spellings=tuple(changed))
         for key, value in spelling.fixed.items():
             for other in perturbed(value):
                 changed = list(rule.spellings)
                 changed[i] = replace(spelling, fixed={**spelling.fixed, key: other})
                 yield f"match {i + 1}: {key} = {other}", replace(rule, spellings=tuple(changed))
-    if rule.replace is not None:
+    if rule.replace is not None and not all(spelling.replace for spelling in rule.spellings):
         for name, program in _programs(rule.replace):
             yield f"replace: {name}", replace(rule, replace=program)
     for key, fold in rule.fold.items():
