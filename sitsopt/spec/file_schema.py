@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+ABOUT = ("title", "description", "default")
 
 
 def file_schema(model: type[BaseModel], title: str) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def text(schema: dict[str, Any]) -> str:
 def _or_null(spec: dict[str, Any]) -> dict[str, Any]:
     if {"type": "null"} in spec.get("anyOf", []):
         return spec
-    about = {key: spec[key] for key in ("title", "description", "default") if key in spec}
+    about: dict[str, Any] = {k: v for k, v in spec.items() if k in ABOUT}
     rest = {key: value for key, value in spec.items() if key not in about}
     choices = rest["anyOf"] if set(rest) == {"anyOf"} else [rest]
     return {"anyOf": [*choices, {"type": "null"}], **about}
