@@ -49,7 +49,7 @@ def _example(rule: Rule, subject: Rule, spelling: int, example: Example) -> str:
     except Exception as error:
         return f"the example cannot be built: {type(error).__name__}: {error}"
     record = GraphRecord("example")
-    settings = Settings(grad=example.grad or example.because == "grad", dict(example.target), misses=True)
+    settings = Settings(example.grad or example.because == "grad", dict(example.target), misses=True)
     try:
         applied = rewrite(case.view, [subject], settings, record)
     except Exception as error:
