@@ -7,6 +7,7 @@ line that set it, and an error in the result points there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -82,11 +83,21 @@ def document(root: Node, name: str) -> Document:
 
 
 def read_map(path: Path) -> Document:
-    """The document at `path`, which must be a map of keys."""
-    doc = read(path)
+    """The document at `path`, which must be a map of keys. Read again only when the file changed."""
+    try:
+        state = path.stat()
+    except OSError:
+        doc = read(path)  # which tells what is wrong
+    else:
+        doc = _read(path, state.st_mtime_ns, state.st_size)
     if doc.root.kind != "map":
         raise SpecError(doc.root.pos, "this is no map of keys", expected="`key: value` lines")
     return doc
+
+
+@lru_cache(maxsize=256)
+def _read(path: Path, mtime_ns: int, size: int) -> Document:
+    return read(path)  # nothing changes a document: `merge` and `override` build new trees
 
 
 def bases(doc: Document, path: Path, find: Callable[[str, Document, Path], Path]) -> list[Path]:
