@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -42,6 +43,24 @@ def overload(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return getattr(packet, chosen)
 
 
+_KNOWN: weakref.WeakKeyDictionary[FakeTensorMode, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def signature(value: Any) -> Any:
+    """What the result of an op can depend on, as a key; None when a size is symbolic."""
+    if isinstance(value, torch.Tensor):
+        shape, stride = tuple(value.shape), value.stride()
+        if not all(type(n) is int for n in (*shape, *stride)):
+            return None
+        return shape, stride, value.dtype, value.device, value.storage_offset(), value.requires_grad
+    if isinstance(value, (list, tuple)):
+        parts = tuple(signature(v) for v in value)
+        return None if None in parts else (type(value), parts)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return None
+    return type(value), value
+
+
 class Builder:
     """Inserts calls at one place of a graph; `made` lists the new nodes in order."""
 
@@ -77,11 +96,22 @@ class Builder:
         return self._keep(made)
 
     def _insert(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        with self.mode, torch.no_grad():
-            value = target(*map_arg(args, val), **map_arg(kwargs, val))
+        value = self._value(target, map_arg(args, val), map_arg(kwargs, val))
         made = self.graph.call_function(target, args, kwargs)
         made.meta["val"] = value
         return self._keep(made)
+
+    def _value(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """What an op gives for fake arguments; layers repeat, so equal arguments share one result."""
+        key = (target, signature(args), signature(tuple(sorted(kwargs.items()))))
+        known = _KNOWN.setdefault(self.mode, {})
+        if None not in key and key in known:
+            return known[key]
+        with self.mode, torch.no_grad():
+            value = target(*args, **kwargs)
+        if None not in key:
+            known[key] = value
+        return value
 
     def _keep(self, made: Node) -> Node:
         if self.like is not None:
