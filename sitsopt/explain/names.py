@@ -10,6 +10,7 @@ from pathlib import Path
 Segment = str | tuple[str, frozenset[int]]
 _NUMBERED = re.compile(r"(.*?)(\d+)$")
 _SERIAL = re.compile(r"_\d+(?=_|\b)")
+_INPUT = re.compile(r"\b(arg\d+_\d+) = \1")
 _LIBRARY = re.compile(r".*/(?:site|dist)-packages/")
 
 
@@ -62,9 +63,14 @@ def ranges(numbers: Iterable[int]) -> str:
     return parts[0] if only else "{" + ",".join(parts) + "}"
 
 
+def tidy(text: str) -> str:
+    """What the matcher found, without the names that capture gave to the graph's inputs."""
+    return _INPUT.sub("an input of the graph", text)
+
+
 def alike(text: str) -> str:
     """A text without the serial numbers of graph nodes: what two layers' misses have in common."""
-    return _SERIAL.sub("", text)
+    return _SERIAL.sub("", tidy(text))
 
 
 def short(source: str) -> str:

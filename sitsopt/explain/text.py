@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .misses import Group, share
-from .names import micros, plural, short, size, where
+from .names import micros, plural, short, size, tidy, where
 from .sites import Spot, Sums, sums
 from .story import Story
 
@@ -60,7 +60,7 @@ def _graphs(story: Story) -> Table:
     for g in story.record.graphs:
         marks = "".join(f", {word}" for word in ("dynamic", "grad") if getattr(g, word))
         table.add_row(
-            g.name + marks, str(g.nodes_before), str(g.nodes_after), str(len(g.sites)),
+            escape(g.name + marks), str(g.nodes_before), str(g.nodes_after), str(len(g.sites)),
             micros(g.capture_ms * 1e3), micros(g.rewrite_ms * 1e3),
         )  # fmt: skip
     return table
@@ -84,8 +84,8 @@ def _applied(story: Story) -> Iterator[RenderableType]:
     for name, found in story.spots.items():
         totals = sums(found)
         table.add_row(
-            name, str(len(found)), where(s.module for s in found), lowered(found),
-            by_step(totals, lambda s: size(s.bytes_saved)), by_step(totals, _times),
+            escape(name), str(len(found)), escape(where(s.module for s in found)), escape(lowered(found)),
+            escape(by_step(totals, lambda s: size(s.bytes_saved))), escape(by_step(totals, _times)),
         )  # fmt: skip
     yield table
     for name, found in story.spots.items():
@@ -158,7 +158,7 @@ def group_lines(group: Group, name: bool = True) -> RenderableType:
     if miss.explanation:
         text[0] += f" — {miss.explanation}"
     if miss.expected or miss.found:
-        text.append(f"expected {miss.expected or '?'}, found {miss.found or '?'}")
+        text.append(f"expected {miss.expected or '?'}, found {tidy(miss.found) or '?'}")
     if group.taken_by:
         text.append(f"the node went to {', '.join(group.taken_by)}")
     if miss.place.source:

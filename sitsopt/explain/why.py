@@ -17,7 +17,8 @@ from .names import plural
 from .story import Story
 from .text import as_text, group_lines
 
-MOST = 40
+MOST = 20  # groups of near misses
+MOST_FAR = 3  # of attempts that are further off, where there is nothing nearer
 
 
 @dataclass
@@ -48,11 +49,14 @@ class WhyNot:
         yield Text.assemble((self.rule, "bold"), about)
         yield Text(self.verdict)
         groups = misses.groups(self.attempts)
-        for group in groups[:MOST]:
+        near = [g for g in groups if g.near]
+        chosen = (near or groups)[: MOST if near else MOST_FAR]
+        for group in chosen:
             yield ""
             yield group_lines(group, name=False)
-        if len(groups) > MOST:
-            yield f"\n… and {len(groups) - MOST} more (--json has all)"
+        rest = len(self.attempts) - sum(len(g.attempts) for g in chosen)
+        if rest:
+            yield Text(f"\n… and {plural(rest, 'attempt')} further off (--json has all)")
 
 
 def why_not(story: Story, rule: str) -> WhyNot:

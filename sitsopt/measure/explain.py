@@ -1,0 +1,100 @@
+"""Trace a model's typical calls and rewrite their graphs, without compiling or running anything.
+
+Works on the meta device, so that a model of any size is explained from its config alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule
+
+from ..graph.capture import CannotCapture
+from ..options import Options
+from ..pipeline import fallback_effects, records_gradients, rewritten
+from ..planning import ExpectationError, check_expectations, make_session
+from ..reporting import Report, of_sessions
+from ..rewrite.record import GraphRecord
+from ..runtime.lower import choose_kernels
+from ..runtime.machine import detect_target
+from ..session import Session, ends_the_call
+from .predict import predict
+from .steps import Step, steps
+
+
+class _Traced(Exception):
+    """A call has been traced to its end; there is no need to run it."""
+
+
+def explain(
+    model: nn.Module, options: Options, graphs: Sequence[str] = ()
+) -> tuple[Report, ExpectationError | None]:
+    """What the options do to a model, and the expectations of its recipe that are not met.
+
+    `graphs` picks steps by name (decode, prefill, forward). Raises SpecError for options, and for a model whose
+    inputs are not known.
+    """
+    session = make_session(model, replace(options, explain=True))
+    if options.target == "auto":
+        session.target = detect_target(measure=True)
+    calls = steps(model, graphs)
+    torch._dynamo.reset()
+    try:
+        for step in calls:
+            trace(model, step, session)
+    finally:
+        torch._dynamo.reset()
+    report = of_sessions([session], model)
+    try:
+        check_expectations(session)
+    except ExpectationError as error:
+        return report, error
+    return report, None
+
+
+def trace(model: nn.Module, step: Step, session: Session) -> None:
+    """Rewrite the graphs of one call; they join the session's record."""
+    compiled = torch.compile(model, backend=_backend(step.name, session), dynamic=False)
+    try:
+        with torch.no_grad():
+            compiled(*step.args, **step.kwargs)
+    except _Traced:
+        pass
+
+
+def _backend(name: str, session: Session) -> Callable[..., Any]:
+    count = 0
+
+    def backend(gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        nonlocal count
+        record = GraphRecord(f"{name}/{count}" if count else name)
+        count += 1
+        session.record.graphs.append(record)
+        rewrite_one(gm, inputs, session, record)
+        return _stop if ends_the_call(gm) else gm.forward
+
+    return backend
+
+
+def _stop(*args: Any) -> Any:
+    raise _Traced
+
+
+def rewrite_one(
+    gm: GraphModule, inputs: Sequence[Any], session: Session, record: GraphRecord
+) -> None:
+    """Capture, rewrite and choose kernels for one graph; a graph that cannot be captured is recorded as such."""
+    record.grad = records_gradients(inputs)
+    record.dynamic = any(isinstance(i, torch.SymInt) for i in inputs)
+    try:
+        captured, applied = rewritten(gm, inputs, session.plan, record)
+    except CannotCapture as reason:
+        record.fallback = str(reason)
+        session.record.effective.extend(fallback_effects(record))
+        return
+    choose_kernels(captured, applied, session.plan.lowering)
+    predict(applied, session.target)
