@@ -40,6 +40,8 @@ tolerance:
   bf16: {rtol: 8.0e-3, atol: 1.0e-5}
 examples:
   - fires: {T: bf16, B: [2, 16], H: 128}
+  - fires: {T: f16, B: [3], H: 5}
+  - fires: {T: f32, B: [], H: 1}
   - skips: {T: f64, B: [2], H: 128}
     because: T in {f16, bf16, f32}
   - skips: {T: bf16, B: [2], H: 128}
@@ -140,7 +142,8 @@ def as_dict(rule: Rule) -> dict[str, Any]:
         "file": rule.pos.file, "digest": rule.digest,
         "inputs": {name: one.text for name, one in rule.inputs.items()},
         "match": [
-            {"code": one.code, "with": _plain(one.fixed), "where": _conditions(one.where)}
+            {"code": one.code, "with": _plain(one.fixed), "where": _conditions(one.where),
+             "replace": one.replace.text if one.replace else None}
             for one in rule.spellings
         ],
         "where": _conditions(rule.where),
@@ -166,7 +169,8 @@ def _example(example: Example) -> dict[str, Any]:
         "spelling": example.spelling + 1 if example.spelling is not None else None,
         "absent": sorted(example.absent), "symbolic": sorted(example.symbolic),
         "values": example.values, "layout": example.layout, "shapes": _plain(example.shapes),
-        "dtypes": example.dtypes, "grad": example.grad,
+        "dtypes": example.dtypes, "grad": example.grad, "modules": example.modules,
+        "target": example.target,
     }  # fmt: skip
     return {name: value for name, value in data.items() if value or name in ("fires", "skips")}
 
@@ -220,6 +224,8 @@ def _parts(rule: Rule) -> Iterator[tuple[str, RenderableType]]:
         fixed = ", ".join(f"{name} = {value}" for name, value in _plain(spelling.fixed).items())
         number = f" {index + 1}" if len(rule.spellings) > 1 else ""
         yield f"match{number}" + (f", where {fixed}" if fixed else ""), _code(spelling.code)
+        if spelling.replace:
+            yield f"match{number} is replaced by", _code(spelling.replace.text)
         if spelling.where:
             yield f"conditions of match{number}", _table((c.text, c.reason) for c in spelling.where)
     if rule.where:
@@ -231,7 +237,7 @@ def _parts(rule: Rule) -> Iterator[tuple[str, RenderableType]]:
         )
     for name, program in rule.fold.items():
         yield f"computed once: {name}", _code(program.text)
-    if rule.replace:
+    if rule.replace and not any(one.replace for one in rule.spellings):
         yield "replaced by", _code(rule.replace.text)
     if rule.emit:
         yield "kernel", Text(f"  {rule.emit}")
