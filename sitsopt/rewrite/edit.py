@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from ..graph.build import Builder
-from ..graph.facts import escapes, same_shape, storage_root, tensor
+from ..graph.facts import escapes, same_shape, storage_root, tensor, val
 from ..spec.program import Arith, Let, Lit, Program, Ref, Seq, Term
 from .check import Refusal, insertion_point
 from .match import Match, Unbound, arithmetic, plain
@@ -52,7 +52,7 @@ def apply(match: Match, view: GraphView, mode: FakeTensorMode) -> Edit | Refusal
     except Exception as error:  # whatever an op raises on these shapes is a reason not to rewrite
         _discard(edit, view)
         return Refusal("shape", "replace", f"the replacement cannot be built: {error}")
-    refusal = _changed(match, news)
+    refusal = _changed(match, news, edit) or _overwritten(match, news, edit, view)
     if refusal is not None:
         _discard(edit, view)
         return refusal
@@ -65,7 +65,7 @@ def _build(match: Match, view: GraphView, mode: FakeTensorMode, edit: Edit) -> l
     while after.op in ("placeholder", "get_attr"):
         after = after.next
     with view.graph.inserting_before(after):
-        builder = Builder(view.graph, mode, match.anchor)
+        builder = Builder(view.graph, mode, match.anchor, compose=True)
         edit.made = builder.made
         env = dict(match.bound)
         for name, program in match.rule.fold.items():
@@ -89,7 +89,13 @@ def run(program: Program, env: dict[str, Any], builder: Builder) -> list[Any]:
         kwargs = {k: resolve(t, env) for k, t in let.call.kwargs}
         out = builder.call(let.call.op, args, kwargs)
         _bind(let, out, env, builder)
-    return [env[name] for name in program.returns]
+    return [_single(env[name], builder) for name in program.returns]
+
+
+def _single(value: Any, builder: Builder) -> Any:
+    """What a program returns is a value: of an op with a list of results, the only one."""
+    made = val(value) if isinstance(value, Node) else None
+    return builder.item(value, 0) if isinstance(made, (list, tuple)) and len(made) == 1 else value
 
 
 def _bind(let: Let, out: Node, env: dict[str, Any], builder: Builder) -> None:
@@ -119,7 +125,7 @@ def resolve(term: Term, env: dict[str, Any]) -> Any:
     return arithmetic(term.op, [resolve(a, env) for a in term.args])
 
 
-def _changed(match: Match, news: list[Any]) -> Refusal | None:
+def _changed(match: Match, news: list[Any], edit: Edit) -> Refusal | None:
     for old, new in zip(match.returns, news, strict=True):
         if old is None:
             continue
@@ -133,19 +139,40 @@ def _changed(match: Match, news: list[Any]) -> Refusal | None:
             return Refusal("shape", "replace", "the replacement has another shape or device",
                            f"{tuple(before.shape)} on {before.device}",
                            f"{tuple(after.shape)} on {after.device}")  # fmt: skip
-        if escapes(old) and _alias_differs(old, new, before, after):
+        if escapes(old) and _alias_differs(old, new, edit):
             return Refusal("alias", "replace", "the value is an output of the graph and would share other storage",
                            storage_root(old).name, storage_root(new).name)  # fmt: skip
     return None
 
 
-def _alias_differs(old: Node, new: Node, before: torch.Tensor, after: torch.Tensor) -> bool:
-    """An output must stay a view of what it was a view of, a fresh value fresh, and its strides what they were."""
+def _alias_differs(old: Node, new: Node, edit: Edit) -> bool:
+    """An output must stay a view of what it was a view of, a fresh value fresh, its strides what they were, and no
+    input or other output may become the very same tensor."""
     a, b = storage_root(old), storage_root(new)
-    fresh = a.op == "call_function" and b.op == "call_function"
-    if a is not b and not fresh:
+    if a is not b:
+        owned = a.op != "call_function" or b.op != "call_function"
+        if owned or (b not in edit.made and escapes(b)):
+            return True
+    if _returned(old) and new not in edit.made and (new.op != "call_function" or _returned(new)):
         return True
+    before, after = tensor(old), tensor(new)
+    assert before is not None and after is not None
     return tuple(before.stride()) != tuple(after.stride())
+
+
+def _returned(node: Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
+def _overwritten(match: Match, news: list[Any], edit: Edit, view: GraphView) -> Refusal | None:
+    """A copy that a later op writes, or whose source it writes, must stay a copy."""
+    for old, new in zip(match.returns, news, strict=True):
+        if old is None or not isinstance(new, Node) or storage_root(new) in edit.made:
+            continue
+        writer = next((m for m in view.mutating if m > old and m not in view.dead), None)
+        if writer is not None and storage_root(old) is not storage_root(new):
+            return Refusal("mutation", f"{writer.name} = {writer.target} may write what the copy was made of")
+    return None
 
 
 def _move(match: Match, view: GraphView, edit: Edit, news: list[Any]) -> None:
