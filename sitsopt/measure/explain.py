@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from ..graph.capture import CannotCapture
 from ..options import Options
@@ -19,10 +19,11 @@ from ..pipeline import fallback_effects, records_gradients, rewritten
 from ..planning import ExpectationError, check_expectations, make_session
 from ..reporting import Report, of_sessions
 from ..rewrite.record import GraphRecord
+from ..runtime.choose import foreseen
 from ..runtime.lower import choose_kernels
 from ..runtime.machine import detect_target
 from ..session import Session, ends_the_call
-from .predict import predict
+from ..spec.target import Target
 from .steps import Step, steps
 
 
@@ -40,7 +41,7 @@ def explain(
     """
     session = make_session(model, replace(options, explain=True))
     if options.target == "auto":
-        session.target = detect_target(measure=True)
+        session.target = session.plan.target = detect_target(measure=True)
     calls = steps(model, graphs)
     torch._dynamo.reset()
     try:
@@ -96,5 +97,16 @@ def rewrite_one(
         record.fallback = str(reason)
         session.record.effective.extend(fallback_effects(record))
         return
-    choose_kernels(captured, applied, session.plan.lowering)
-    predict(applied, session.target)
+    choose_kernels(captured, applied, session.plan.lowering, _on(session.target))
+
+
+def _on(target: Target) -> Callable[[Node], tuple[str, str]]:
+    """Who lowers a node on a target, as far as facts tell without building anything."""
+    if target.emitter != "cpp":
+        return lambda node: ("inductor", f"no {target.emitter} kernel is generated for it")
+
+    def kernel(node: Node) -> tuple[str, str]:
+        exists, why = foreseen(node)
+        return ("cpp" if exists else "inductor"), why
+
+    return kernel
