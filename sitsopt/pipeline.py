@@ -17,6 +17,7 @@ from .rewrite.record import Effective, GraphRecord
 from .rewrite.view import GraphView
 from .runtime.lower import Compiled, Lowering, choose_kernels, compile_graph, finish, with_arguments
 from .spec.rule import Rule
+from .spec.target import Target
 
 
 class LoweringError(RuntimeError):
@@ -33,6 +34,7 @@ class Plan:
     strict: bool = False
     misses: bool = False
     allow: Callable[[str], bool] = lambda site: True
+    target: Target | None = None  # to predict times for
 
 
 def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord) -> Compiled:
@@ -85,7 +87,7 @@ def capture_and_rewrite(
     record.nodes_before = _ops(captured)
     record.capture_ms = (time.perf_counter() - start) * 1e3
     start = time.perf_counter()
-    settings = Settings(record.grad, plan.facts, plan.allow, plan.misses)
+    settings = Settings(record.grad, plan.facts, plan.allow, plan.misses, plan.target)
     view = GraphView(captured.gm, captured.params, captured.written)
     applied = rewrite(view, plan.rules, settings, record)
     record.rewrite_ms = (time.perf_counter() - start) * 1e3

@@ -50,7 +50,7 @@ def make_session(
     chosen = choose(rules, recipe, record)
     plan = Plan(
         chosen, facts_of(target), Lowering(options.lowering, inductor=inductor_options(options, mode)),
-        options.strict, options.explain, options.allows(),
+        options.strict, options.explain, options.allows(), target,
     )  # fmt: skip
     record.effective.extend(unbuilt(recipe))
     for name, value in (unknown or {}).items():

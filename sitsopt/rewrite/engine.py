@@ -13,12 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from ..graph.build import fake_mode
-from ..graph.facts import module_path, source, traffic
+from ..graph.facts import is_view, module_path, source, traffic
 from ..graph.opview import canonical
 from ..spec.rule import Rule
+from ..spec.target import Target
 from .check import Refusal, refuse
 from .edit import Edit, apply
 from .match import Attempt, Match, Trace
+from .predict import predict, works
 from .record import GraphRecord, Miss, Place, Site, Tried
 from .view import GraphView
 
@@ -31,6 +33,7 @@ class Settings:
     facts: dict[str, Any] = field(default_factory=dict)
     allow: Callable[[str], bool] = lambda site: True  # site key -> may apply
     misses: bool = False
+    target: Target | None = None  # to predict times for
 
 
 @dataclass
@@ -126,6 +129,7 @@ class _Engine:
             self.ordinals[base] += 1
             return Refusal("order", "switched off", "this site is switched off by `only` or `exclude`")
         before = cost(match.nodes)
+        costs = works(match.nodes) if self.settings.target else []
         edit: Edit | None = None
         if rule.replace is not None:
             outcome = apply(match, self.view, self.mode)
@@ -133,10 +137,13 @@ class _Engine:
                 return outcome
             edit = outcome
         self.ordinals[base] += 1
-        self._note(key, match, edit, module, before)
+        site = self._note(key, match, edit, module, before)
+        if self.settings.target:
+            made = edit.made if edit else match.nodes[:1]
+            predict(site, costs, sum(not is_view(n) for n in made), self.settings.target)
         return None
 
-    def _note(self, key: str, match: Match, edit: Edit | None, module: str, before: int | None) -> None:
+    def _note(self, key: str, match: Match, edit: Edit | None, module: str, before: int | None) -> Site:
         claimed = list(match.nodes) if edit is None else []
         self.claims.update(dict.fromkeys(claimed, match.rule.id))
         after = cost(edit.made) if edit else boundary(match)
@@ -146,6 +153,7 @@ class _Engine:
         )  # fmt: skip
         self.record.sites.append(site)
         self.applied.append(Applied(key, site, match, edit, claimed))
+        return site
 
 
 def root_keys(rule: Rule, spelling: int) -> set[str]:

@@ -12,28 +12,45 @@ from ..graph.facts import tensor
 from . import kernels
 
 Found = tuple[Any, str]
+Ask = Callable[[str, torch.Tensor, dict[str, Any], str], Found]
 
 
 def kernel_for(node: Node) -> Found:
     """The op overload to call instead of a `sits::` op, with a note; (None, why) where there is none."""
+    return _found(node, _ask)
+
+
+def foreseen(node: Node) -> tuple[bool, str]:
+    """Whether a CPU has a kernel for a `sits::` op, by its facts alone, and a note or why not. Builds nothing, and
+    takes a tensor of the meta device for one of the CPU."""
+
+    def ask(name: str, x: torch.Tensor, facts: dict[str, Any], note: str) -> Found:
+        why = kernels.refusal(name, x.dtype, "cpu", facts)
+        return (None, why) if why else (name, note)
+
+    found, why = _found(node, ask)
+    return found is not None, why
+
+
+def _found(node: Node, ask: Ask) -> Found:
     name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
-    ask = _ASK.get(name)
-    if ask is None:
+    facts = _FACTS.get(name)
+    if facts is None:
         return None, "Inductor fuses it with its neighbours"
-    return ask(node)
+    return facts(node, ask)
 
 
-def _attention(node: Node) -> Found:
+def _attention(node: Node, ask: Ask) -> Found:
     q, v = tensor(node.args[0]), tensor(node.args[2])
     if q is None or v is None:
         return None, "its inputs are no tensors"
     if not isinstance(q.shape[-1], int) or not isinstance(v.shape[-1], int):
         return None, "the head size is symbolic"
     facts = {"head_dim": q.shape[-1], "value_dim": v.shape[-1]}
-    return _ask("attention", q, facts, "keys and values are read once per group of query heads")
+    return ask("attention", q, facts, "keys and values are read once per group of query heads")
 
 
-def _linears(node: Node) -> Found:
+def _linears(node: Node, ask: Ask) -> Found:
     x = tensor(node.args[0])
     weights: Any = node.args[1]
     first = tensor(weights[0])
@@ -42,7 +59,7 @@ def _linears(node: Node) -> Found:
     if any(w.dtype != x.dtype for w in map(tensor, weights) if w is not None):
         return None, "weights and input differ in dtype"
     rows = x.numel() // x.shape[-1] if isinstance(x.numel(), int) and x.shape[-1] else None
-    return _ask("linears", x, {"rows": rows}, "weights are read where they lie, all in one parallel region")
+    return ask("linears", x, {"rows": rows}, "weights are read where they lie, all in one parallel region")
 
 
 def _ask(name: str, x: torch.Tensor, facts: dict[str, Any], note: str) -> Found:
@@ -52,4 +69,4 @@ def _ask(name: str, x: torch.Tensor, facts: dict[str, Any], note: str) -> Found:
     return None, kernels.why_not(name, dtype=x.dtype, device=x.device, **facts)
 
 
-_ASK: dict[str, Callable[[Node], Found]] = {"attention": _attention, "linears": _linears}
+_FACTS: dict[str, Callable[[Node, Ask], Found]] = {"attention": _attention, "linears": _linears}

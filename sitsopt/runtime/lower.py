@@ -31,8 +31,12 @@ class Lowering:
     inductor: dict[str, Any] = field(default_factory=dict)
 
 
-def choose_kernels(captured: Captured, applied: Sequence[Applied], lowering: Lowering) -> None:
-    """Point each `sits::` op at its kernel, and note at every site how it will run and why."""
+def choose_kernels(
+    captured: Captured, applied: Sequence[Applied], lowering: Lowering,
+    kernel: Callable[[Node], tuple[str, str]] | None = None,
+) -> None:
+    """Point each `sits::` op at its kernel, and note at every site how it will run and why. `kernel` answers instead
+    of the kernels of this machine, for one node: by whom it is lowered, and why."""
     chosen: dict[Node, tuple[str, str]] = {}
     for node in captured.gm.graph.nodes:
         if node.op != "call_function" or getattr(node.target, "namespace", "") != "sits":
@@ -44,7 +48,7 @@ def choose_kernels(captured: Captured, applied: Sequence[Applied], lowering: Low
         elif lowering.grad:
             chosen[node] = ("inductor", "gradients are recorded: the reference is differentiable, kernels are not")
         else:
-            chosen[node] = _kernel(node)
+            chosen[node] = (kernel or _kernel)(node)
     default = "eager" if lowering.how == "eager" else "inductor"
     for item in applied:
         made = item.edit.made if item.edit else item.claimed

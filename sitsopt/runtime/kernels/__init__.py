@@ -18,7 +18,7 @@ import torch
 from . import load
 from .toolchain import BuildError, machine_isa
 
-__all__ = ["availability", "lookup", "why_not"]
+__all__ = ["availability", "lookup", "refusal", "why_not"]
 
 OPS = ("attention", "linears", "gated")
 HEAD_DIMS = range(1, 513)
@@ -52,7 +52,7 @@ def why_not(
 
 
 def _attempt(op: str, dtype: torch.dtype, device: str | torch.device, facts: dict[str, Any]) -> str:
-    reason = _refusal(op, dtype, device, facts)
+    reason = refusal(op, dtype, device, facts)
     if reason:
         return reason
     try:
@@ -62,8 +62,8 @@ def _attempt(op: str, dtype: torch.dtype, device: str | torch.device, facts: dic
     return ""
 
 
-def _refusal(op: str, dtype: torch.dtype, device: str | torch.device, facts: dict[str, Any]) -> str:
-    """What the facts alone rule out."""
+def refusal(op: str, dtype: torch.dtype, device: str | torch.device, facts: dict[str, Any]) -> str:
+    """What the facts alone rule out, without building anything; empty when they allow it."""
     if op not in OPS:
         return f"no kernel is called {op}; there are {', '.join(OPS)}"
     if torch.device(device).type != "cpu":
