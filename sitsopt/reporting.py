@@ -18,6 +18,7 @@ from .explain.why import WhyNot, why_not
 from .rewrite.record import Place, Record
 from .session import Session, sessions_of
 from .spec.locate import files
+from .spec.rule import Rule
 
 NEVER = (
     'Nothing here was compiled with backend="sits" yet. Compile it and call it once: '
@@ -79,7 +80,19 @@ def of_sessions(found: list[Session], owner: Any = None) -> Report:
         excluded,
         recorded=all(s.plan.misses for s in found),
         bandwidth_gbs=targets[-1].memory.bandwidth_gbs if targets else None,
+        makes=_makes(rule for s in found for rule in s.plan.rules),
     )
+
+
+def _makes(rules: Iterable[Rule]) -> dict[str, list[str]]:
+    """Ops of this project to the rules that put them into a graph."""
+    made: dict[str, list[str]] = {}
+    for rule in rules:
+        programs = [rule.replace, *(spelling.replace for spelling in rule.spellings)]
+        for op in {let.call.op for p in programs if p is not None for let in p.lets}:
+            if op.startswith("sits."):
+                made.setdefault(op, []).append(rule.id)
+    return made
 
 
 def _excluded(session: Session) -> dict[str, str]:

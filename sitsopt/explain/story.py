@@ -12,13 +12,15 @@ from . import misses, sites
 @dataclass
 class Story:
     """One record, read in several ways. `rules` are those in force, by id, with their summaries; `excluded` those
-    that the recipe leaves out, with its reason; `recorded` says whether near misses were kept."""
+    that the recipe leaves out, with its reason; `recorded` says whether near misses were kept; `makes` has the
+    rules in force whose replacement holds an op, by op."""
 
     record: Record
     rules: dict[str, str] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
     recorded: bool = True
     bandwidth_gbs: float | None = None
+    makes: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @cached_property

@@ -12,9 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..rewrite.record import Miss
 from .misses import Group, share
 from .names import micros, plural, short, size, tidy, where
-from .sites import Spot, Sums, sums
+from .sites import Spot, Sums, step, sums
 from .story import Story
 
 WIDTH = 118
@@ -73,14 +74,8 @@ def _applied(story: Story) -> Iterator[RenderableType]:
         yield Text("No rule fired.", style="bold")
         return
     yield Text(f"{plural(len(story.spots), 'rule')} fired at {plural(count, 'site')}", style="bold")
-    table = _table(
-        "rule",
-        ">sites",
-        "where",
-        "lowered",
-        ">bytes saved",
-        ">on the target, an op a kernel → fused",
-    )
+    table = _table("rule", ">sites", "where", "lowered by", ">bytes saved", ">time, alone → fused")
+    table.columns[2].min_width = 36
     for name, found in story.spots.items():
         totals = sums(found)
         table.add_row(
@@ -88,15 +83,21 @@ def _applied(story: Story) -> Iterator[RenderableType]:
             escape(by_step(totals, lambda s: size(s.bytes_saved))), escape(by_step(totals, _times)),
         )  # fmt: skip
     yield table
-    for name, found in story.spots.items():
-        for why, modules in _reasons(found).items():
-            yield Text(f"  {name}: {why} — at {where(modules)}")
+    for why, names in _reasons(story).items():
+        yield Text(f"{why} ({', '.join(names)})", style="dim")
+    if story.bandwidth_gbs:
+        yield Text(
+            "time: predicted from bytes and operations, each op alone → as rewritten", style="dim"
+        )
 
 
 def by_step(totals: dict[str, Sums], say: Callable[[Sums], str]) -> str:
     """One line a step, `decode 1.2 MB`; the step is left out when all say the same."""
-    said = {name: say(s) for name, s in totals.items()}
-    if len(said) == 1 or len(set(said.values())) == 1:
+    return _lines({name: say(s) for name, s in totals.items()})
+
+
+def _lines(said: dict[str, str]) -> str:
+    if len(set(said.values())) == 1:
         return next(iter(said.values()))
     lines = [f"{name} {text}" for name, text in said.items()]
     more = [f"and {len(lines) - MOST_STEPS} more"] if len(lines) > MOST_STEPS else []
@@ -110,22 +111,25 @@ def _times(total: Sums) -> str:
 
 
 def lowered(found: Iterable[Spot]) -> str:
-    """`cpp`, or `cpp 28, inductor 2`."""
-    counts = Counter(site.lowered for spot in found for site in spot.graphs.values())
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{how} {n}" for how, n in counts.most_common())
-
-
-def _reasons(found: Iterable[Spot]) -> dict[str, list[str]]:
-    """Why sites were lowered as they were, with the modules: said once for all that share it."""
-    said: dict[str, list[str]] = {}
+    """`cpp`, or a line a step where they differ."""
+    counts: dict[str, Counter[str]] = {}
     for spot in found:
-        for site in spot.graphs.values():
+        for graph, site in spot.graphs.items():
+            counts.setdefault(step(graph), Counter())[site.lowered] += 1
+    said = {name: ", ".join(f"{how} {n}" if len(c) > 1 else how for how, n in c.most_common())
+            for name, c in counts.items()}  # fmt: skip
+    return _lines(said)
+
+
+def _reasons(story: Story) -> dict[str, list[str]]:
+    """Why sites are lowered as they are, each reason once, with the rules that it holds for."""
+    said: dict[str, list[str]] = {}
+    for name, found in story.spots.items():
+        for site in (s for spot in found for s in spot.graphs.values()):
             if site.lowered_why:
-                modules = said.setdefault(f"{site.lowered}: {site.lowered_why}", [])
-                if spot.module not in modules:
-                    modules.append(spot.module)
+                names = said.setdefault(f"{site.lowered}: {site.lowered_why}", [])
+                if name not in names:
+                    names.append(name)
     return said
 
 
@@ -158,7 +162,7 @@ def group_lines(group: Group, name: bool = True) -> RenderableType:
     if miss.explanation:
         text[0] += f" — {miss.explanation}"
     if miss.expected or miss.found:
-        text.append(f"expected {miss.expected or '?'}, found {tidy(miss.found) or '?'}")
+        text.append(_difference(miss))
     if group.taken_by:
         text.append(f"the node went to {', '.join(group.taken_by)}")
     if miss.place.source:
@@ -168,6 +172,14 @@ def group_lines(group: Group, name: bool = True) -> RenderableType:
     table.add_row(head)
     table.add_row(body)
     return table
+
+
+def _difference(miss: Miss) -> str:
+    """Expected and found; what the condition says already is not said again."""
+    found = tidy(miss.found).removeprefix(f"`{miss.condition}` with ") or "?"
+    if miss.expected in ("", miss.condition):
+        return f"found {found}"
+    return f"expected {miss.expected}, found {found}"
 
 
 def _fit(group: Group) -> str:

@@ -90,7 +90,7 @@ def _verdict(story: Story, rule: str, mine: list[misses.Attempt]) -> str:
     unchanged = [g for g in story.record.graphs if g.fallback]
     if len(unchanged) == len(story.record.graphs):
         return "No graph was rewritten: " + "; ".join(sorted({g.fallback for g in unchanged})) + "."
-    return _never_started(story.record.graphs, rule) or _almost(mine, open_places)
+    return _never_started(story, rule) or _almost(mine, open_places)
 
 
 def _beside(open_places: list[misses.Attempt], total: int) -> str:
@@ -103,15 +103,16 @@ def _beside(open_places: list[misses.Attempt], total: int) -> str:
     )
 
 
-def _never_started(graphs: list[GraphRecord], rule: str) -> str:
+def _never_started(story: Story, rule: str) -> str:
     """A sentence when no graph gave the rule a place to start; "" otherwise."""
-    tried = [(g, g.tried[rule]) for g in graphs if rule in g.tried]
+    tried = [(g, g.tried[rule]) for g in story.record.graphs if rule in g.tried]
     if not tried:
         return ""
     if all(t.missing for _, t in tried):
         ops = sorted({op for _, t in tried for op in t.missing})
-        names = ", ".join(g.name for g, _ in tried)
-        return f"It fired nowhere: the pattern needs {', '.join(ops)}, which {names} does not have."
+        where = "no graph has" if len(tried) > 1 else f"{tried[0][0].name} does not have"
+        need = f"It fired nowhere: its pattern needs {', '.join(ops)}, which {where}."
+        return need + _makers(story, ops)
     takers = Counter[str]()
     for graph, one in tried:
         if not one.missing and len(one.taken) < one.roots:
@@ -119,6 +120,15 @@ def _never_started(graphs: list[GraphRecord], rule: str) -> str:
         takers.update(_takers(graph, one))
     by = ", ".join(f"{name} ({n})" for name, n in takers.most_common()) or "rules before it"
     return f"It fired nowhere: every node it could start at was taken before it ran, by {by}."
+
+
+def _makers(story: Story, ops: list[str]) -> str:
+    makers = {op: [r for r in story.makes.get(op, ()) if not story.fired(r)] for op in ops}
+    return "".join(
+        f" {op} is what {' and '.join(rules)} would put there, and that fired nowhere either."
+        for op, rules in makers.items()
+        if rules
+    )
 
 
 def _takers(graph: GraphRecord, tried: Tried) -> list[str]:

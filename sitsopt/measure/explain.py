@@ -32,17 +32,17 @@ class _Traced(Exception):
 
 
 def explain(
-    model: nn.Module, options: Options, graphs: Sequence[str] = ()
+    model: nn.Module, options: Options, graphs: Sequence[str] = (), inputs: Any = None
 ) -> tuple[Report, ExpectationError | None]:
     """What the options do to a model, and the expectations of its recipe that are not met.
 
-    `graphs` picks steps by name (decode, prefill, forward). Raises SpecError for options, and for a model whose
-    inputs are not known.
+    `graphs` picks steps by name (decode, prefill, forward); `inputs` are for a model that says nothing of its own.
+    Raises SpecError for options, and for a model whose inputs are not known.
     """
     session = make_session(model, replace(options, explain=True))
     if options.target == "auto":
         session.target = session.plan.target = detect_target(measure=True)
-    calls = steps(model, graphs)
+    calls = steps(model, graphs, inputs)
     torch._dynamo.reset()
     try:
         for step in calls:

@@ -26,12 +26,12 @@ class Step:
     args: tuple[Any, ...] = ()
 
 
-def steps(model: nn.Module, wanted: Sequence[str] = ()) -> list[Step]:
+def steps(model: nn.Module, wanted: Sequence[str] = (), inputs: Any = None) -> list[Step]:
     """The calls that show what a model does: a decode step and a prefill of one that generates, else one forward.
 
-    `wanted` picks some by name. Raises SpecError for an unknown name, and for a model whose inputs are not known.
+    `wanted` picks some by name; `inputs` (a tuple, a dict or a tensor) replaces them all by one forward. Raises SpecError for an unknown name, and for a model whose inputs are not known.
     """
-    made = _known(model)
+    made = _known(model, inputs)
     for name in wanted:
         if name not in made:
             raise SpecError(
@@ -47,16 +47,15 @@ def steps(model: nn.Module, wanted: Sequence[str] = ()) -> list[Step]:
 Call = tuple[dict[str, Any], tuple[Any, ...]]
 
 
-def _known(model: nn.Module) -> dict[str, Callable[[], Call]]:
+def _known(model: nn.Module, inputs: Any) -> dict[str, Callable[[], Call]]:
     config = getattr(model, "config", None)
-    example = getattr(model, "example_inputs", None)
-    if example is not None:
-        return {"forward": lambda: _example(example)}
+    if inputs is not None:
+        return {"forward": lambda: _given(inputs)}
     if config is None or not hasattr(model, "main_input_name"):
         raise SpecError(
             Pos(type(model).__name__),
             "nothing says what this model takes",
-            hint="give it an attribute `example_inputs`: a tuple, a dict, or a function that returns one",
+            hint="let its factory return (model, example inputs)",
         )
     if _generates(model):
         tokens = min(PREFILL, _most_tokens(config))
@@ -67,11 +66,10 @@ def _known(model: nn.Module) -> dict[str, Callable[[], Call]]:
     return {"forward": lambda: (_whole(model), ())}
 
 
-def _example(example: Any) -> Call:
-    found = example() if callable(example) else example
-    if isinstance(found, dict):
-        return found, ()
-    return {}, tuple(found) if isinstance(found, (tuple, list)) else (found,)
+def _given(inputs: Any) -> Call:
+    if isinstance(inputs, dict):
+        return inputs, ()
+    return {}, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
 
 def _generates(model: Any) -> bool:

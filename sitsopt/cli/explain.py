@@ -1,0 +1,118 @@
+"""`sitsopt explain MODEL`: what is rewritten, what almost is and why not, what the settings come to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..spec.errors import Pos, SpecError, did_you_mean
+from ..spec.locate import files
+
+
+def explain(
+    model: str = "",
+    *,
+    recipe: str = "auto",
+    target: str = "auto",
+    overrides: Sequence[str] = (),
+    config: str = "",
+    dtype: str = "bf16",
+    graphs: str = "",
+    html: str = "",
+    why_not: str = "",
+    as_json: bool = False,
+    path: Sequence[str | Path] = (),
+    trust_remote_code: bool = False,
+) -> int:
+    """Trace a decode step and a prefill (or one forward) and tell what the rules do to them; nothing is compiled.
+
+    Exit status: 0 fine, 1 the recipe expects a rule to fire more or less often than it did, 2 bad input.
+    """
+    from ..measure.errors import InputError
+
+    try:
+        if why_not:
+            _check_rule(why_not, path)
+        report, unmet = _run(
+            model, recipe, target, overrides, config, dtype, graphs, path, trust_remote_code
+        )
+        data = _data(report, why_not) if as_json else {}
+    except (SpecError, InputError) as error:
+        return _bad_input(error, as_json)
+    if unmet is not None:
+        data["unmet"] = str(unmet)
+    if html:
+        Path(html).write_text(report.html(), encoding="utf-8")
+    if as_json:
+        print(json.dumps(data, indent=2))
+    else:
+        _print(report.why_not(why_not) if why_not else report)
+        if html:
+            print(f"\nwritten to {html}")
+    if unmet is not None:
+        print(f"\nthe recipe's `expect` is not met:\n{unmet}", file=sys.stderr)
+    return 0 if unmet is None else 1
+
+
+def _run(
+    model: str, recipe: str, target: str, overrides: Sequence[str], config: str, dtype: str, graphs: str,
+    path: Sequence[str | Path], trust: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    from ..measure.explain import explain as run
+    from ..measure.models import load
+    from ..options import Options
+
+    options = Options.parse(
+        {
+            "recipe": recipe,
+            "target": target,
+            "set": list(overrides),
+            "path": list(path),
+            "explain": True,
+        }
+    )
+    loaded = load(model or None, dtype, trust, config=config or None)
+    wanted = [name.strip() for name in graphs.split(",") if name.strip()]
+    return run(loaded.model, options, wanted, loaded.inputs)
+
+
+def _check_rule(name: str, path: Sequence[str | Path]) -> None:
+    """Before a model is loaded: a typo must not cost a minute."""
+    known = sorted(files("rules", path))
+    if name not in known:
+        expected = "one of " + ", ".join(known)
+        hint = did_you_mean(name, known)
+        raise SpecError(
+            Pos("--why-not"), f"there is no rule `{name}`", expected=expected, hint=hint
+        )
+
+
+def _data(report: Any, rule: str) -> dict[str, Any]:
+    data: dict[str, Any] = report.json()
+    if rule:
+        data["rules"] = [r for r in data["rules"] if r["id"] == rule]
+        data["why_not"] = report.why_not(rule).json()
+    return data
+
+
+def _print(what: Any) -> None:
+    """In colour and as wide as the terminal; plain and of a fixed width into a file or a pipe."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console(highlight=False).print(what)
+    else:
+        print(what)
+
+
+def _bad_input(error: Exception, as_json: bool) -> int:
+    if not as_json:
+        print(error, file=sys.stderr)
+        return 2
+    errors = getattr(error, "errors", [error])
+    told = [e.as_dict() if isinstance(e, SpecError) else {"problem": str(e)} for e in errors]
+    print(json.dumps({"errors": told}, indent=2))
+    return 2
