@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -45,25 +45,37 @@ def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRec
     """
     record.grad = records_gradients(inputs)
     record.dynamic = any(isinstance(i, torch.SymInt) for i in inputs)
-    try:
-        captured, applied = rewritten(gm, inputs, plan, record)
-    except CannotCapture as reason:
-        return _fall_back(gm, inputs, plan, record, str(reason))
-    lowering = Lowering(plan.lowering.how, record.grad, plan.lowering.inductor)
-    start = time.perf_counter()
-    try:
-        choose_kernels(captured, applied, lowering)
-        finished = finish(captured, record.grad)
-        compiled = compile_graph(finished.gm, finished.values, lowering)
-        compiled = with_arguments(compiled, finished, len(inputs))
-    except Exception as error:
-        if isinstance(error, (torch._dynamo.exc.TorchDynamoException, KeyboardInterrupt)):
+    reason = ""
+    for repeat in (plan.lowering.repeat and not record.grad, False):
+        try:
+            return _compiled(gm, inputs, plan, record, repeat)
+        except CannotCapture as error:
+            return _fall_back(gm, inputs, plan, record, str(error))
+        except torch._dynamo.exc.TorchDynamoException:
             raise
-        for site in record.sites:
-            site.lowered, site.lowered_why = "undone", "lowering of its graph failed"
-        return _fall_back(gm, inputs, plan, record, f"lowering failed: {type(error).__name__}: {error}")
+        except Exception as error:
+            reason = f"lowering failed: {type(error).__name__}: {error}"
+            if not repeat:
+                break
+            record.repeat_failed = reason
+            record.forget_rewrites()
+    for site in record.sites:
+        site.lowered, site.lowered_why = "undone", "lowering of its graph failed"
+    return _fall_back(gm, inputs, plan, record, reason)
+
+
+def _compiled(
+    gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord, repeat: bool
+) -> Compiled:
+    captured, applied = rewritten(gm, inputs, plan, record)
+    start = time.perf_counter()
+    lowering = replace(plan.lowering, grad=record.grad, repeat=repeat)
+    choose_kernels(captured, applied, lowering)
+    finished = finish(captured, lowering)
+    record.repeated = finished.repeated
+    compiled = compile_graph(finished.gm, finished.values, lowering)
     record.compile_ms = (time.perf_counter() - start) * 1e3
-    return compiled
+    return with_arguments(compiled, finished, len(inputs))
 
 
 def rewritten(

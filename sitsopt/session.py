@@ -83,8 +83,12 @@ def owner_of(gm: GraphModule) -> Any:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
         frame = InstructionTranslator.current_tx()
-        own = frame.f_locals.get("self")
-        return own if isinstance(own, nn.Module) else frame.f_code
+        args = frame.f_locals.get("args") or ()  # of a decorated method
+        first = next(iter(frame.f_locals.values()), None)
+        for own in (frame.f_locals.get("self"), first, args[0] if isinstance(args, tuple) and args else None):
+            if isinstance(own, nn.Module):
+                return own
+        return frame.f_code
     except (ImportError, AttributeError):
         return gm
 

@@ -14,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..graph.capture import Captured, restore
+from ..graph.repeat import outline
 from ..rewrite.engine import Applied
 from .choose import kernel_for
 from .weights import Hoisted, hoist
@@ -24,11 +25,13 @@ Compiled = Callable[..., Any]
 
 @dataclass
 class Lowering:
-    """How to lower: `auto` or `inductor` (no kernels of ours), `eager` (no compiler at all); options for Inductor."""
+    """How to lower: `auto` or `inductor` (no kernels of ours), `eager` (no compiler at all); options for Inductor;
+    repeat: whether equal layers become one subgraph."""
 
     how: str = "auto"
     grad: bool = False
     inductor: dict[str, Any] = field(default_factory=dict)
+    repeat: bool = True
 
 
 def choose_kernels(
@@ -80,6 +83,7 @@ class Finished:
     hoisted: list[Hoisted]
     values: list[Any]
     attached: list[Any]
+    repeated: list[list[str]] = field(default_factory=list)  # module paths of layers that share their code
 
     def fold(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The folded values for Dynamo's arguments as they are now."""
@@ -87,12 +91,12 @@ class Finished:
         return [h.folded.value([everything[i] for i in h.sources]) for h in self.hoisted]
 
 
-def finish(captured: Captured, grad: bool = False) -> Finished:
+def finish(captured: Captured, lowering: Lowering) -> Finished:
     """Close the graph: write mutated inputs back, take folded values out, drop inputs nobody reads. Attributes of
     Dynamo's graph module (constants) become attributes of the new one."""
     relax_views(captured.gm.graph)
     restore(captured)
-    hoisted = [] if grad else hoist(captured)
+    hoisted = [] if lowering.grad else hoist(captured)
     offset = captured.attached
     keep: list[int] = []
     values: list[Any] = []
@@ -104,9 +108,10 @@ def finish(captured: Captured, grad: bool = False) -> Finished:
         else:
             keep.append(i - offset)
             values.append(captured.inputs[i])
+    repeated = outline(captured.gm) if lowering.repeat and lowering.how != "eager" else []
     captured.gm.graph.lint()
     captured.gm.recompile()
-    finished = Finished(captured.gm, keep, hoisted, values, captured.inputs[:offset])
+    finished = Finished(captured.gm, keep, hoisted, values, captured.inputs[:offset], repeated)
     values.extend(finished.fold(captured.inputs[offset:]))
     return finished
 
