@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from .facts import tensor, val
+from .opview import canonical, permutation, view_of
 
 PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
@@ -64,12 +65,15 @@ def signature(value: Any) -> Any:
 class Builder:
     """Inserts calls at one place of a graph; `made` lists the new nodes in order."""
 
-    def __init__(self, graph: Graph, mode: FakeTensorMode, like: Node | None = None) -> None:
-        self.graph, self.mode, self.like = graph, mode, like
+    def __init__(
+        self, graph: Graph, mode: FakeTensorMode, like: Node | None = None, compose: bool = False
+    ) -> None:
+        self.graph, self.mode, self.like, self.compose = graph, mode, like, compose
         self.made: list[Node] = []
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node:
-        """One op over nodes and constants. A cast to the dtype a value has is the value itself.
+        """One op over nodes and constants. A cast to the dtype a value has is the value itself; with `compose`, a
+        transpose of a transpose is one permutation, or nothing.
 
         Raises what the op raises for bad shapes or dtypes.
         """
@@ -82,10 +86,21 @@ class Builder:
             return self._insert(torch.ops.aten._to_copy.default, (args[0],), {"dtype": args[1]})
         if name == "prim.getitem":
             return self.item(args[0], args[1])
+        if self.compose and canonical(name) == "prim.permute":
+            inner = view_of(args[0])
+            if inner is not None and inner.key == "prim.permute":
+                outer = permutation(name, len(inner.values[1]), args[1:])
+                if outer is not None:
+                    return self._permuted(inner.values[0], [inner.values[1][d] for d in outer])
         fake_args, fake_kwargs = map_arg(args, val), map_arg(kwargs, val)
         with self.mode:
             target = overload(name, fake_args, fake_kwargs)
         return self._insert(target, args, kwargs)
+
+    def _permuted(self, base: Node, dims: list[int]) -> Node:
+        if dims == list(range(len(dims))):
+            return base
+        return self._insert(torch.ops.aten.permute.default, (base, dims), {})
 
     def item(self, node: Node, index: int) -> Node:
         """Output `index` of an op with several."""

@@ -18,7 +18,7 @@ from .facts import tensor
 aten = torch.ops.aten
 
 RESHAPES = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
-CASTS = {aten._to_copy.default, aten.to.dtype}
+CASTS = {aten._to_copy.default, aten.to.dtype, aten.type_as.default}
 PERMUTES = {aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default,
             aten.swapaxes.default, aten.numpy_T.default}  # fmt: skip
 PERMUTE_NAMES = {"aten.permute", "aten.transpose", "aten.t", "aten.mT", "aten.swapaxes", "aten.numpy_T"}
@@ -49,7 +49,7 @@ def canonical(name: str) -> str:
         return "prim.permute"
     if base in RESHAPE_NAMES:
         return "prim.reshape"
-    if base in ("aten._to_copy", "aten.to"):
+    if base in ("aten._to_copy", "aten.to", "aten.type_as"):
         return "prim.cast"
     return base
 
@@ -118,7 +118,11 @@ def _read(node: Node) -> OpView | None:
 
 def _cast(node: Node) -> OpView | None:
     """A pure dtype change; a copy that also moves device, layout or memory format stays its own op."""
-    if node.target is aten.to.dtype:
+    if node.target is aten.type_as.default:
+        like, src = tensor(node.args[1]), tensor(node.args[0])
+        dtype = like.dtype if like is not None else None
+        plain = like is not None and src is not None and like.device == src.device
+    elif node.target is aten.to.dtype:
         dtype, rest = node.args[1], tuple(node.args[2:]) + tuple(node.kwargs.values())
         plain = not any(rest)
     else:

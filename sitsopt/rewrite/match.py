@@ -85,7 +85,8 @@ class Attempt:
         root = self.program.returns[0]
         for _ in self._root(root, anchor):
             for _ in self._rest(1):
-                yield self._match(anchor)
+                if self.nodes:  # casts alone may be no node at all
+                    yield self._match(anchor)
 
     def _root(self, name: str, anchor: Node) -> Iterator[None]:
         let = self.lets[name]
@@ -154,8 +155,9 @@ class Attempt:
         if isinstance(term, Ref):
             yield from self._ref(term.name, actual)
         elif isinstance(term, Seq):
-            if isinstance(actual, (list, tuple)) and len(actual) == len(term.items):
-                yield tuple((t, a, label) for t, a in zip(term.items, actual, strict=True))
+            parts = self._parts(term, actual) if isinstance(actual, (list, tuple)) else []
+            if isinstance(actual, (list, tuple)) and len(parts) == len(term.items):
+                yield tuple((t, a, label) for t, a in zip(term.items, parts, strict=True))
             else:
                 self._fail("pattern", label, f"a list of {len(term.items)}", actual)
         else:
@@ -169,6 +171,16 @@ class Attempt:
                 yield ()
             else:
                 self._fail("pattern", label, wanted, actual)
+
+    def _parts(self, term: Seq, actual: list[Any] | tuple[Any, ...]) -> list[Any]:
+        """The items of a list as the pattern divides them: a pack of sizes takes what the others leave."""
+        packs = self.rule.packs
+        at = next((i for i, t in enumerate(term.items) if isinstance(t, Ref) and t.name in packs), None)
+        extra = len(actual) - len(term.items) + 1
+        if at is None or extra < 0:
+            return list(actual)
+        pack = tuple(symbolic(size) for size in actual[at : at + extra])
+        return [*actual[:at], pack, *actual[at + extra :]]
 
     def _ref(self, name: str, actual: Any) -> Iterator[tuple[Goal, ...]]:
         if name in self.bound:
