@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
-from ..graph.facts import DTYPE_NAMES, module_path, tensor
+from ..graph.facts import DTYPE_NAMES, module_path, same_size, tensor
 from ..spec.condition import EvalError, evaluate, explain
 from .match import Match
 from .view import GraphView
@@ -98,6 +98,17 @@ def _same_layer(env: Env, a: Any, b: Any) -> bool:
     return not first.isdisjoint(second) or "" in first or "" in second
 
 
+def _expands(env: Env, node: Any, *sizes: Any) -> bool:
+    """Only what is proved: a symbolic size may turn out larger than the one it is compared with."""
+    value = tensor(node)
+    if value is None:
+        return True
+    if value.dim() > len(sizes):
+        return False
+    ends = sizes[len(sizes) - value.dim() :]
+    return all(same_size(a, 1) or same_size(a, b) for a, b in zip(value.shape, ends, strict=True))
+
+
 FUNCTIONS: dict[str, Any] = {
     "rank": lambda env, x: tensor(x).dim(),  # type: ignore[union-attr]
     "size": lambda env, x, i: tensor(x).shape[i],  # type: ignore[union-attr]
@@ -113,6 +124,7 @@ FUNCTIONS: dict[str, Any] = {
     "present": lambda env, x: x is not None,
     "same_storage": _same_storage,
     "same_layer": _same_layer,
+    "expands": _expands,
     "requires_grad": lambda env, x: tensor(x).requires_grad,  # type: ignore[union-attr]
     "abs": lambda env, x: abs(x),
     "min": lambda env, *xs: min(xs),

@@ -28,14 +28,18 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], str]] = {
         (TENSOR, TENSOR),
         "whether one layer of the model reads both, as far as is known",
     ),
+    "expands": (
+        (TENSOR, NUMBER),
+        "whether it broadcasts to the sizes that follow; an absent input does",
+    ),
     "abs": ((NUMBER,), "absolute value"),
     "min": ((NUMBER, NUMBER), "the smallest of its arguments"),
     "max": ((NUMBER, NUMBER), "the largest of its arguments"),
 }
-VARIADIC = frozenset({"min", "max"})
+VARIADIC = frozenset({"min", "max", "expands"})
 NUMERIC = frozenset({"abs", "min", "max"})
 BOOLEAN = frozenset({"contiguous", "dense", "is_param", "is_const", "present", "requires_grad",
-                     "same_storage", "same_layer"})  # fmt: skip
+                     "same_storage", "same_layer", "expands"})  # fmt: skip
 
 
 @dataclass(frozen=True)
