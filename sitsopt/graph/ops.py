@@ -62,35 +62,46 @@ def add_layer_norm(x, residual, weight, bias, eps):  # type: ignore[no-untyped-d
     return F.layer_norm(total, total.shape[-1:], weight, bias, eps), total
 
 
-@op('rope(Tensor x, Tensor cos, Tensor sin, str style="half") -> Tensor')
-def rope(x, cos, sin, style="half"):  # type: ignore[no-untyped-def]
+@op('rope(Tensor x, Tensor cos, Tensor sin, str style="half", int width=0) -> Tensor')
+def rope(x, cos, sin, style="half", width=0):  # type: ignore[no-untyped-def]
     """Rotary embedding (Su et al., 2021) on the last dim; cos and sin broadcast against x.
 
-    half: pairs (i, i + D/2), as in transformers; interleaved: pairs (2i, 2i + 1), as in the paper.
+    half: pairs (i, i + D/2), as in transformers; interleaved: pairs (2i, 2i + 1), as in the paper. width: only that
+    many first elements turn, the rest passes. Tables of half the width hold one column a pair.
     """
+    if width and width != x.shape[-1]:
+        return torch.cat([rope(x[..., :width], cos, sin, style), x[..., width:]], dim=-1)
+    half = x.shape[-1] // 2
+    if cos.shape[-1] == half:
+        cos, sin = _both_of_a_pair(cos, style), _both_of_a_pair(sin, style)
     if style == "half":
-        half = x.shape[-1] // 2
         turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
     else:
         turned = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
     return x * cos + turned * sin
 
 
+def _both_of_a_pair(table, style):  # type: ignore[no-untyped-def]
+    return torch.cat([table, table], dim=-1) if style == "half" else table.repeat_interleave(2, -1)
+
+
 @op(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal=False,"
-    " float softcap=0.0, Tensor? sinks=None) -> Tensor"
+    " float softcap=0.0, Tensor? sinks=None, bool safe=True) -> Tensor"
 )
-def attention(q, k, v, mask, scale, causal=False, softcap=0.0, sinks=None):  # type: ignore[no-untyped-def]
+def attention(q, k, v, mask, scale, causal=False, softcap=0.0, sinks=None, safe=True):  # type: ignore[no-untyped-def]
     """Grouped-query attention. q [B, Hq, T, D]; k, v [B, Hk, S, D] with Hq a multiple of Hk; out [B, Hq, T, Dv].
 
     mask: bool (True attends) or additive, broadcastable to [B, Hq, T, S]. causal is top-left, as in SDPA.
+    safe: a row that may attend nothing gives zeros, as in SDPA; otherwise NaN, as softmax does.
     """
-    group = q.shape[1] // k.shape[1]
-    if group > 1:
-        k = k.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2)
-        v = v.unsqueeze(2).expand(-1, -1, group, -1, -1).flatten(1, 2)
-    if softcap == 0.0 and sinks is None:
-        return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale)
+    grouped = q.shape[1] != k.shape[1]
+    if safe and softcap == 0.0 and sinks is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped
+        )
+    if grouped:
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     scores = torch.matmul(q, k.transpose(-2, -1)) * scale
     if softcap != 0.0:
         scores = torch.tanh(scores / softcap) * softcap
@@ -99,14 +110,20 @@ def attention(q, k, v, mask, scale, causal=False, softcap=0.0, sinks=None):  # t
         scores = scores.masked_fill(~keep, float("-inf"))
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    if sinks is None:
-        weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
-        return torch.matmul(weights, v)
-    sink = sinks.reshape(1, -1, 1, 1).expand(q.shape[0], -1, q.shape[2], 1).to(scores.dtype)
-    full = torch.cat([scores, sink], -1)
-    full = full - full.amax(-1, keepdim=True)
-    weights = torch.softmax(full, -1)[..., :-1]
+    if sinks is not None:
+        return torch.matmul(_weights_beside(scores, sinks).to(v.dtype), v)
+    weights = torch.softmax(scores, -1, dtype=torch.float32)
+    if safe:
+        weights = weights.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
     return torch.matmul(weights.to(v.dtype), v)
+
+
+def _weights_beside(scores, sinks):  # type: ignore[no-untyped-def]
+    """Softmax over the scores and one more logit a head, which no value answers (gpt-oss)."""
+    sink = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
+    full = torch.cat([scores, sink.to(scores.dtype)], -1)
+    full = full - full.amax(-1, keepdim=True)
+    return torch.softmax(full, -1)[..., :-1]
 
 
 @op("swiglu(Tensor gate, Tensor up) -> Tensor")

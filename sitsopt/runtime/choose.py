@@ -41,9 +41,13 @@ def _found(node: Node, ask: Ask) -> Found:
 
 
 def _attention(node: Node, ask: Ask) -> Found:
-    q, v = tensor(node.args[0]), tensor(node.args[2])
-    if q is None or v is None:
+    q, k, v = (tensor(arg) for arg in node.args[:3])
+    if q is None or k is None or v is None:
         return None, "its inputs are no tensors"
+    if not q.dtype == k.dtype == v.dtype:
+        return None, "queries, keys and values differ in dtype"
+    if node.kwargs.get("safe", node.args[8] if len(node.args) > 8 else True) is False:
+        return None, "a row that may attend nothing must give NaN, and the kernel gives zeros"
     if not isinstance(q.shape[-1], int) or not isinstance(v.shape[-1], int):
         return None, "the head size is symbolic"
     facts = {"head_dim": q.shape[-1], "value_dim": v.shape[-1]}
