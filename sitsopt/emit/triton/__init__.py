@@ -1,0 +1,1 @@
+"""Triton text for kernel descriptions. Plain text in, plain text out: no torch, no triton."""

@@ -1,0 +1,1 @@
+"""Triton kernels at run time: compiled without a GPU, interpreted without a compiler, launched on a GPU."""
