@@ -68,6 +68,8 @@ def _weight(recipe: Recipe, weight: Weight, index: int) -> Iterator[SpecError]:
             yield error(
                 key, f"`{key}` beside `skip`", hint="weights that are skipped take no settings"
             )
+    if weight.per is not None and weight.scheme != "fp8":
+        yield error("per", "`per` is a setting of fp8", expected="scheme: fp8")
     if weight.scheme == "fp8" and weight.zero_point:
         yield error("zero_point", "fp8 has no zero point", expected="int8 or int4")
 
@@ -85,15 +87,24 @@ def _kv_cache(recipe: Recipe) -> Iterator[SpecError]:
                             hint="remove it, or choose another policy", path=f"kv_cache.{key}")  # fmt: skip
 
 
+DRAFTS = ("prompt-lookup", "layer-skip")
+
+
 def _speculate(recipe: Recipe) -> Iterator[SpecError]:
-    draft = recipe.speculate.draft if recipe.speculate else "prompt-lookup"
-    if draft != "prompt-lookup" and not draft.removeprefix("model:").strip():
-        yield SpecError(recipe.text_at(("speculate", "draft")), "no model after `model:`",
-                        path="speculate.draft")  # fmt: skip
-    elif draft != "prompt-lookup" and not draft.startswith("model:"):
-        yield SpecError(recipe.text_at(("speculate", "draft")), f"`{draft}` is no draft",
-                        expected="prompt-lookup, or model: and the name of a model",
-                        hint=did_you_mean(draft, ["prompt-lookup"]), path="speculate.draft")  # fmt: skip
+    if recipe.speculate is None:
+        return
+    draft = recipe.speculate.draft
+    pos, path = recipe.text_at(("speculate", "draft")), "speculate.draft"
+    if draft not in DRAFTS and not draft.removeprefix("model:").strip():
+        yield SpecError(pos, "no model after `model:`", path=path)
+    elif draft not in DRAFTS and (close := did_you_mean(draft, DRAFTS)):
+        yield SpecError(pos, f"`{draft}` is no draft", expected="prompt-lookup, layer-skip or a model",
+                        hint=f"{close} A model of that name is `model:{draft}`", path=path)  # fmt: skip
+    if recipe.speculate.acceptance == "exact" and "entropy_ratio" in recipe.speculate.model_fields_set:
+        yield SpecError(recipe.origin(("speculate", "entropy_ratio")),
+                        "`entropy_ratio` means nothing to `exact`",
+                        hint="remove it, or choose `acceptance: adaptive`",
+                        path="speculate.entropy_ratio")  # fmt: skip
 
 
 def _expect(recipe: Recipe) -> Iterator[SpecError]:

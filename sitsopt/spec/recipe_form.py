@@ -39,6 +39,12 @@ class Weight(Spec):
     rounds: Annotated[int, Field(ge=1, le=100)] | None = Field(
         default=None, description="Rounds of calibration; without it the nearest value is taken."
     )
+    per: Literal["tensor", "row", "block"] | None = Field(
+        default=None, description="fp8: what shares a scale; a block is 128 x 128."
+    )
+    effective_bits: Annotated[float, Field(gt=2, le=16)] | None = Field(
+        default=None, description="A budget of bits a weight: calibration chooses what gets more."
+    )
     release: bool = Field(
         default=False, description="Give the full-precision weights back once the others are made."
     )
@@ -55,8 +61,9 @@ class Weight(Spec):
 class KVCache(Spec):
     """A cache of keys and values that keeps recent tokens exact and stores older ones in few bits."""
 
-    policy: Literal["hotness-aware", "recency", "uniform"] = Field(
-        description="What stays exact: recent and often attended tokens, recent ones, or nothing."
+    policy: Literal["hotness-aware", "recency", "int4", "int8", "none"] = Field(
+        description="What stays exact: recent and often attended tokens, recent ones, nothing (int4,"
+        " int8), or everything (none)."
     )
     bits: Literal[4, 8] = Field(default=4, description="Bits of a stored value.")
     window: Annotated[int, Field(ge=0)] = Field(
@@ -69,7 +76,8 @@ class KVCache(Spec):
         default=0.02, description="hotness-aware: share of the older tokens that may stay exact."
     )
     fallback_threshold: Share = Field(
-        default=0.75, description="hotness-aware: when a layer's cache falls back to exact values."
+        default=0.75, description="hotness-aware: a tile stays exact whose attention mass, relative to the layer's"
+        " 99th percentile, is at least this."
     )
     max_seq_len: Annotated[int, Field(ge=1)] = Field(
         default=8192, description="Tokens that the cache has room for."
@@ -79,12 +87,20 @@ class KVCache(Spec):
 class Speculate(Spec):
     """Several tokens proposed at once and checked in one step of the model."""
 
-    draft: Text = Field(description="`prompt-lookup`, or `model:` and a model that proposes.")
+    draft: Text = Field(
+        description="`prompt-lookup`, `layer-skip`, or a model that proposes (`model:NAME`)."
+    )
     max_tokens: Annotated[int, Field(ge=1, le=256)] = Field(
         default=16, description="Tokens proposed at once, at most."
     )
-    acceptance: Literal["exact"] = Field(
-        default="exact", description="exact: the output has the distribution of the model alone."
+    acceptance: Literal["exact", "adaptive"] = Field(
+        default="exact",
+        description="exact: the output has the distribution of the model alone; adaptive: it may not.",
+    )
+    entropy_ratio: Annotated[float, Field(gt=0)] = Field(
+        default=0.3,
+        description="adaptive: reject where the divergence of draft and model exceeds this share of"
+        " the model's entropy.",
     )
 
 
@@ -107,6 +123,7 @@ class Hooks(Spec):
     """Hooks into the machine, by name."""
 
     cpu: Hook | None = Field(default=None, description="Threads, cores and NUMA nodes.")
+    guard: Hook | None = Field(default=None, description="Steps down before memory runs out.")
     hbm: Hook | None = Field(default=None, description="Where large buffers lie.")
     nvlink: Hook | None = Field(default=None, description="Which devices talk to which.")
     streams: Hook | None = Field(default=None, description="Side streams for independent branches.")

@@ -65,8 +65,8 @@ def test_null_removes(write, tmp_path):
 
 def test_what_was_removed_can_be_set_again(write, tmp_path):
     write("top", "extends: base\nkv_cache: null\n")
-    write("topmost", "extends: top\nkv_cache: {policy: uniform}\n")
-    assert load("topmost", tmp_path).kv_cache.policy == "uniform"
+    write("topmost", "extends: top\nkv_cache: {policy: int8}\n")
+    assert load("topmost", tmp_path).kv_cache.policy == "int8"
 
 
 def test_null_under_a_key_that_does_not_exist_is_an_error(write, tmp_path):

@@ -92,7 +92,7 @@ def test_the_contract_example_reads():
         "weights: model.layers.* in int4, group 64, zero_point",
         "kv_cache: hotness-aware, bits 4, window 512, sinks 4, hot_budget 0.02, "
         "fallback_threshold 0.75, max_seq_len 8192",
-        "speculate: prompt-lookup, max_tokens 16, acceptance exact",
+        "speculate: prompt-lookup, max_tokens 16, acceptance exact, entropy_ratio 0.3",
         "regions: decode",
         "regions: require 0.95",
         "hooks: cpu, applied",

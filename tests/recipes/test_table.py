@@ -118,7 +118,7 @@ BAD = [
         "kv_cache: {policy: recency, hot_budget: 0.1}\n",
         err("kv_cache.hot_budget", 1, 41, "means nothing to `recency`"),
     ),
-    ("kv_cache: {policy: uniform, bits: 3}\n", err("kv_cache.bits", 1, 35, "4, 8")),
+    ("kv_cache: {policy: recency, bits: 3}\n", err("kv_cache.bits", 1, 35, "4, 8")),
     ("speculate: {draft: lookup}\n", err("speculate.draft", 1, 20, "prompt-lookup")),
     ("speculate: {draft: 'model:'}\n", err("speculate.draft", 1, 21, "no model")),
     (
