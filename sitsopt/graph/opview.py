@@ -60,18 +60,25 @@ def permutation(name: str, rank: int, args: tuple[Any, ...]) -> tuple[int, ...] 
     order = list(range(rank))
     try:
         if base == "permute":
-            order = [d % rank for d in args[0]]
+            order = [_within(d, rank) for d in args[0]]
         elif base in ("t", "mT", "numpy_T"):
             if base == "mT" or (base == "t" and rank == 2):
                 order[-1], order[-2] = order[-2], order[-1]
             elif base == "numpy_T":
                 order.reverse()
         else:
-            a, b = args[0] % rank, args[1] % rank
+            a, b = _within(args[0], rank), _within(args[1], rank)
             order[a], order[b] = order[b], order[a]
     except (IndexError, TypeError, ZeroDivisionError):
         return None
     return tuple(order) if sorted(order) == list(range(rank)) else None
+
+
+def _within(dim: int, rank: int) -> int:
+    """A dim counted from the front. Raises IndexError where there is no such dim."""
+    if not -rank <= dim < rank:
+        raise IndexError(dim)
+    return dim % rank
 
 
 def view_of(node: Node) -> OpView | None:
@@ -164,9 +171,9 @@ def _rank(node: Node, name: str) -> int | None:
 
 
 def front(value: Any, rank: int | None) -> Any:
-    """A dim, or a list of dims, counted from the front."""
+    """A dim, or a list of dims, counted from the front; one that does not exist stays as it is."""
     if rank and isinstance(value, int) and not isinstance(value, bool):
-        return value % rank
+        return value % rank if -rank <= value < rank else value
     if rank and isinstance(value, (list, tuple)):
         return tuple(front(v, rank) for v in value)
     return value
