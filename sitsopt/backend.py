@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.fx import GraphModule
 
 from . import generate
 from .options import Options
-from .pipeline import LoweringError, Plan, fallback_effects, process
+from .pipeline import LoweringError, Plan, fallback_effects, process, rewritten
 from .planning import ExpectationError, check_expectations, make_session
 from .rewrite.record import GraphRecord
 from .session import Session, ends_the_call, find_or_make, owner_of
@@ -34,7 +35,7 @@ def sits(
     try:
         parsed = Options.parse(options)
         owner = owner_of(gm)
-        session = find_or_make(owner, parsed, lambda: make_session(owner, parsed, mode, unknown))
+        session = find_or_make(owner, parsed, mode, lambda: make_session(owner, parsed, mode, unknown))
         return compile_one(gm, inputs, session)
     except (SpecError, ExpectationError, LoweringError) as error:
         return raising(error)
@@ -49,7 +50,14 @@ def compile_one(gm: GraphModule, inputs: Sequence[Any], session: Session) -> Com
     session.record.effective.extend(fallback_effects(record))
     if ends_the_call(gm) and not session.checked:
         session.checked = True
-        check_expectations(session)
+        try:
+            check_expectations(session)
+        except ExpectationError:
+            if not plan.misses:  # once more, for the near misses that the message shows
+                again = GraphRecord(record.name)
+                rewritten(gm, inputs, replace(plan, misses=True), again)
+                record.misses, record.tried = again.misses, again.tried
+            check_expectations(session)
     return compiled
 
 

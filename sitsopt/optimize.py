@@ -32,7 +32,7 @@ def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
         recipe = [*(recipe if isinstance(recipe, list) else [recipe]), sections]
     given = {"recipe": recipe, **options}
     parsed = Options.parse(given)
-    session = find_or_make(model, parsed, lambda: make_session(model, parsed))
+    session = find_or_make(model, parsed, None, lambda: make_session(model, parsed))
     model.compile(backend="sits", options=given)
     if hasattr(model, "generation_config") and hasattr(model, "generate"):
         _static_cache(model, session.record.effective)

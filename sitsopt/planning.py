@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from .options import Options
-from .pipeline import Plan
+from .pipeline import LoweringError, Plan
 from .rewrite.order import ordered
 from .rewrite.record import Effective, GraphRecord, Miss, Record
 from .runtime.lower import Lowering
@@ -40,7 +40,8 @@ class ExpectationError(RuntimeError):
 def make_session(
     owner: Any, options: Options, mode: str | None = None, unknown: Mapping[str, Any] | None = None
 ) -> Session:
-    """Load what the options name and plan for one model. Raises SpecError for anything that is wrong with it."""
+    """Load what the options name and plan for one model. Raises SpecError for anything that is wrong with
+    it, and LoweringError under `strict` for what the recipe asks and is not to be had."""
     rules = load_rules(rule_dirs(options.path))
     recipe = load_recipe(
         options.recipe, class_names(owner), options.path, options.set, [r.id for r in rules]
@@ -52,7 +53,10 @@ def make_session(
         chosen, facts_of(target), Lowering(options.lowering, inductor=inductor_options(options, mode)),
         options.strict, options.explain, options.allows(), target,
     )  # fmt: skip
-    record.effective.extend(unbuilt(recipe))
+    missing = unbuilt(recipe)
+    if options.strict and missing:
+        raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))
+    record.effective.extend(missing)
     if options.lowering == "interpret":
         why = "no rule is lowered to generated Triton kernels yet"
         record.effective.append(Effective("lowering: interpret", "inductor", why))

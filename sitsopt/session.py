@@ -41,9 +41,11 @@ _SESSIONS: OrderedDict[tuple[Any, ...], Session] = OrderedDict()
 _MOST = 256  # sessions kept; the oldest go first
 
 
-def find_or_make(owner: Any, options: Options, make: Callable[[], Session]) -> Session:
-    """The session of `owner` under `options`, made on first use. Safe from several threads."""
-    key = (id(owner), repr(options))
+def find_or_make(
+    owner: Any, options: Options, mode: str | None, make: Callable[[], Session]
+) -> Session:
+    """The session of `owner` under its options, made on first use. Safe from several threads."""
+    key = (id(owner), repr(options), mode)
     with _LOCK:
         session = _SESSIONS.get(key)
         if session is None or session.owner() is not owner:
