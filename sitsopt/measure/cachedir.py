@@ -9,13 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from sitsopt.runtime.bandwidth import cache_dir as root
+
 
 def cache_dir(kind: str) -> Path:
-    """`SITSOPT_CACHE`, else the user's cache folder, and in it a folder for `kind`."""
-    root = os.environ.get("SITSOPT_CACHE")
-    if not root:
-        root = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sitsopt")
-    folder = Path(root) / kind
+    """The folder for `kind` inside `SITSOPT_CACHE`, else inside the user's cache folder."""
+    folder = root() / kind
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -69,6 +69,14 @@ def context(tokenizer: Any, length: int) -> torch.Tensor:
     return _take(tokenizer, corpus(), length, repeat=True).view(1, length)
 
 
+def context_for(loaded: Any, length: int) -> torch.Tensor:
+    """`context` for a loaded model, on its device; scattered ids for a model without a tokenizer."""
+    if loaded.tokenizer is not None:
+        return context(loaded.tokenizer, length).to(loaded.device)
+    vocabulary = loaded.model.get_input_embeddings().num_embeddings
+    return (torch.arange(length, device=loaded.device) * 7919 % vocabulary).view(1, length)
+
+
 def prompts(tokenizer: Any, count: int = len(PROMPTS), length: int = 512) -> torch.Tensor:
     """The first `count` shipped prompts, each after text that fills it up to `length` token ids.
 

@@ -1,0 +1,195 @@
+"""`check`: the whole model against eager - tokens, logits, perplexity - and every rewrite on its own.
+
+When it fails. In f32 and f64 a rewrite may only change the order of a sum: the greedy tokens must be
+equal, and no logit may move by more than 1e-4 of the largest eager logit. In bf16 and f16 two correct
+programs already round to different tokens, so perplexity decides: within 0.1 %. A recipe that
+quantizes changes the weights on purpose: give `ppl_within`, and perplexity alone decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from sitsopt.measure import text
+from sitsopt.measure.decode import Decoder, text_config
+from sitsopt.measure.engines import SitsOptions, compiled
+from sitsopt.measure.errors import InputError
+from sitsopt.measure.models import Loaded
+
+Say = Callable[[str], None]
+
+MAX_REL = 1e-4
+PPL_WITHIN_PCT = 0.1
+EXACT = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """How much to compare. `ppl_within` (percent) replaces the rule that goes with the dtype."""
+
+    prompts: int = len(text.PROMPTS)
+    new: int = 128
+    tokens: int = 16384
+    window: int = 512
+    rewrites: bool = True
+    ppl_within: float | None = None
+    sits: SitsOptions = field(default_factory=SitsOptions)
+
+    @staticmethod
+    def quick(sits: SitsOptions, ppl_within: float | None = None) -> CheckOptions:
+        """A tenth of the work: two prompts, four windows."""
+        return CheckOptions(2, 32, 2048, 512, True, ppl_within, sits)
+
+
+@dataclass
+class _Sums:
+    """What the windows add up to."""
+
+    tokens: int = 0
+    eager: float = 0.0
+    sits: float = 0.0
+    kl: float = 0.0
+    max_abs: float = 0.0
+    scale: float = 0.0
+
+    def add(self, a: torch.Tensor, b: torch.Tensor, ids: torch.Tensor) -> None:
+        """Logits of both engines for one row of ids; the last token has no successor to predict."""
+        self.scale = max(self.scale, float(a.abs().max()))
+        gap = float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+        self.max_abs = max(self.max_abs, math.inf if math.isnan(gap) else gap)
+        log_a, log_b = (F.log_softmax(x[:-1].float(), -1) for x in (a, b))
+        self.eager += float(F.nll_loss(log_a, ids[1:], reduction="sum"))
+        self.sits += float(F.nll_loss(log_b, ids[1:], reduction="sum"))
+        self.kl += float(F.kl_div(log_b, log_a, reduction="sum", log_target=True))
+        self.tokens += ids.numel() - 1
+
+    def perplexity(self, total: float) -> float:
+        """Of a summed negative log likelihood."""
+        mean = total / self.tokens
+        return math.exp(mean) if mean < 700 else math.inf
+
+
+def check(loaded: Loaded, options: CheckOptions, say: Say = lambda text: None) -> dict[str, Any]:
+    """Compare `sits` with eager on one model; the contract's JSON with `passed` and `failures`."""
+    window = _window(loaded, options)
+    if loaded.tokenizer is None:
+        raise InputError(f"{loaded.name} came without a tokenizer: check reads text")
+    call, _ = compiled("sits", loaded, options.sits)
+    eager = Decoder(loaded.model, loaded.model, window + options.new)
+    sits = Decoder(loaded.model, call, window + options.new)
+    rows = text.windows(loaded.tokenizer, options.tokens, window).to(loaded.device)
+    sums = _perplexity(eager, sits, rows, say)
+    prompts = text.prompts(loaded.tokenizer, options.prompts, window).to(loaded.device)
+    differing = _tokens(eager, sits, prompts, options.new, say)
+    result: dict[str, Any] = {
+        "model": loaded.name,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "recipe": options.sits.recipe,
+        "tokens_equal": not differing,
+        "tokens_differ": differing,
+        "max_abs": sums.max_abs,
+        "max_rel": sums.max_abs / sums.scale if sums.scale else sums.max_abs,
+        "kl": sums.kl / sums.tokens,
+        **_deltas(sums),
+        "tokens": rows.numel(),
+        "window": window,
+        "text": text.digest(),
+    }
+    if options.rewrites:
+        say("comparing each rewrite with what it replaced")
+        result["rewrites"] = per_rewrite_errors(loaded, prompts[:1], options.sits)
+    result["failures"] = failures(result, loaded.dtype, options.ppl_within)
+    result["passed"] = not result["failures"]
+    return result
+
+
+def failures(
+    result: dict[str, Any], dtype: torch.dtype, ppl_within: float | None = None
+) -> list[str]:
+    """Why the check fails, in words; nothing when it passes."""
+    found = []
+    if ppl_within is None and dtype in EXACT:
+        for row in result["tokens_differ"]:
+            found.append(f"prompt {row['prompt']}: token {row['at']} of {row['of']} differs")
+        if not result["max_rel"] <= MAX_REL:
+            found.append(f"logits differ by {result['max_rel']:.2e} of the largest (at most 1e-4)")
+    limit = PPL_WITHIN_PCT if ppl_within is None else ppl_within
+    if not abs(result["ppl_delta_pct"]) <= limit:
+        found.append(f"perplexity moved by {result['ppl_delta_pct']:+.3f} % (at most {limit:g} %)")
+    return found
+
+
+def per_rewrite_errors(
+    loaded: Loaded, ids: torch.Tensor, sits: SitsOptions
+) -> list[dict[str, Any]]:
+    """The largest error of every applied rewrite, each fed with the same values as what it replaced:
+    over a prefill of `ids` and one decode step. The worst come first."""
+    from sitsopt.audit import auditing
+
+    with auditing(loaded.model, **sits.as_options()) as (run, audit):
+        decoder = Decoder(loaded.model, run, ids.shape[1] + 1)
+        decoder.step(decoder.prefill(ids))
+    return [
+        {"id": r.id, "site": r.site, "key": r.key, "max_abs": r.max_abs, "scale": r.scale}
+        for r in audit.rows()
+    ]
+
+
+def _window(loaded: Loaded, options: CheckOptions) -> int:
+    limit = getattr(text_config(loaded.model), "max_position_embeddings", None)
+    window = min(options.window, (limit or options.window + options.new) - options.new)
+    if window < 8:
+        raise InputError(f"{loaded.name} takes {limit} tokens: too few for {options.new} new ones")
+    return window
+
+
+def _perplexity(eager: Decoder, sits: Decoder, rows: torch.Tensor, say: Say) -> _Sums:
+    sums = _Sums()
+    for number, row in enumerate(rows):
+        say(f"perplexity: window {number + 1} of {len(rows)}")
+        ids = row.view(1, -1).contiguous()
+        a = eager.prefill(ids, all_logits=True)[0]
+        sums.add(a, sits.prefill(ids, all_logits=True)[0], row)
+    return sums
+
+
+def _tokens(
+    eager: Decoder, sits: Decoder, prompts: torch.Tensor, new: int, say: Say
+) -> list[dict[str, int]]:
+    """Prompts whose greedy tokens differ, and where first."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        say(f"tokens: prompt {number + 1} of {len(prompts)}")
+        a, b = (_greedy(decoder, prompt, new) for decoder in (eager, sits))
+        at = first_difference(a, b)
+        if at is not None:
+            found.append({"prompt": number + 1, "at": at + 1, "of": len(a)})
+    return found
+
+
+def _greedy(decoder: Decoder, prompt: torch.Tensor, new: int) -> list[int]:
+    # All logits, as for perplexity: one prefill graph serves both.
+    logits = decoder.prefill(prompt.view(1, -1).contiguous(), all_logits=True)
+    tokens = []
+    for _ in range(new):
+        decoder.pick(logits)
+        tokens.append(int(decoder.token))
+        if len(tokens) < new:
+            logits = decoder.step(logits)
+    return tokens
+
+
+def first_difference(a: Iterable[int], b: Iterable[int]) -> int | None:
+    """The first place at which two sequences differ, or None."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+
+
+def _deltas(sums: _Sums) -> dict[str, float]:
+    eager, sits = sums.perplexity(sums.eager), sums.perplexity(sums.sits)
+    return {"ppl_eager": eager, "ppl_sits": sits, "ppl_delta_pct": 100 * (sits / eager - 1)}
