@@ -51,6 +51,7 @@ def models_in(model: type[BaseModel]) -> list[type[BaseModel]]:
 def _homes(kind: Any, home: str, seen: tuple[Any, ...]) -> Iterator[tuple[str, type[BaseModel]]]:
     for one in _alternatives(kind):
         if _is_model(one) and one not in seen:
+            one.model_rebuild(raise_errors=False)  # names of models that were defined later
             if not issubclass(one, RootModel):
                 yield home, one
             for name, info in one.model_fields.items():
