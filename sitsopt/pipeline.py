@@ -111,6 +111,7 @@ def _ops(captured: Captured) -> int:
 
 
 def records_gradients(inputs: Sequence[Any]) -> bool:
+    """Whether a backward pass may follow: then only rules marked `grad: safe` apply."""
     return torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs)
 
 

@@ -101,6 +101,7 @@ def inductor_options(options: Options, mode: str | None) -> dict[str, Any]:
 
 
 def unbuilt(recipe: Recipe) -> list[Effective]:
+    """What a recipe asks for and this version does not have."""
     return [
         Effective(request.asked, "nothing", NOT_YET[request.section])
         for request in requests(recipe)

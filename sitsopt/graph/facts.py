@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -40,6 +39,7 @@ def same_size(a: Any, b: Any) -> bool:
 
 
 def same_shape(a: Any, b: Any) -> bool:
+    """True when two shapes are proved equal."""
     return len(a) == len(b) and all(same_size(x, y) for x, y in zip(a, b, strict=True))
 
 
@@ -122,7 +122,3 @@ def traffic(node: Node) -> Any:
     if node.target is torch.ops.aten.embedding.default:
         return 2 * nbytes(val(node))
     return nbytes(val(node)) + sum((nbytes(val(n)) for n in node.all_input_nodes), 0)
-
-
-def tensors_of(graph: torch.fx.Graph) -> Iterator[Node]:
-    return (n for n in graph.nodes if n.op == "call_function")

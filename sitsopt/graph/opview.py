@@ -125,19 +125,22 @@ def _read(node: Node) -> OpView | None:
 
 def _cast(node: Node) -> OpView | None:
     """A pure dtype change; a copy that also moves device, layout or memory format stays its own op."""
+    args: Any = node.args
+    kwargs: Any = node.kwargs
+    dtype: Any
     if node.target is aten.type_as.default:
         like, src = tensor(node.args[1]), tensor(node.args[0])
         dtype = like.dtype if like is not None else None
         plain = like is not None and src is not None and like.device == src.device
     elif node.target is aten.to.dtype:
-        dtype, rest = node.args[1], tuple(node.args[2:]) + tuple(node.kwargs.values())
+        dtype, rest = args[1], tuple(args[2:]) + tuple(kwargs.values())
         plain = not any(rest)
     else:
-        dtype = node.kwargs.get("dtype")
+        dtype = kwargs.get("dtype")
         src = tensor(node.args[0])
-        device = node.kwargs.get("device")
+        device = kwargs.get("device")
         same_device = device is None or (src is not None and torch.device(device) == src.device)
-        other = {k: v for k, v in node.kwargs.items() if k not in ("dtype", "device") and v}
+        other = {k: v for k, v in kwargs.items() if k not in ("dtype", "device") and v}
         other = {k: v for k, v in other.items() if not (k == "layout" and v is torch.strided)}
         plain = same_device and not other
     if dtype is None or not plain:
@@ -146,10 +149,12 @@ def _cast(node: Node) -> OpView | None:
 
 
 def _by_schema(node: Node, name: str, target: Any) -> OpView:
-    names, values, defaults = [], [], []
+    names: list[str] = []
+    values: list[Any] = []
+    defaults: list[Any] = []
     rank = _rank(node, name)
     for i, arg in enumerate(target._schema.arguments):
-        default = arg.default_value if arg.has_default_value() else REQUIRED
+        default: Any = arg.default_value if arg.has_default_value() else REQUIRED
         if i < len(node.args) and not arg.kwarg_only:
             value = node.args[i]
         else:

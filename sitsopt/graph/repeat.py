@@ -38,7 +38,9 @@ class Layer:
         lines = [f"{names[n]}: {shape_of(n)}" for n in self.operands]
         for i, node in enumerate(self.nodes):
             names[node] = f"%{i}"
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: _Name(names[n]))
+            everything: Any = (node.args, dict(node.kwargs))
+            name: Any = lambda n: _Name(names[n])  # noqa: E731
+            args, kwargs = map_arg(everything, name)
             lines.append(f"%{i} = {node.target} {args!r} {kwargs!r} -> {shape_of(node)}")
         lines.append(f"return {[names[n] for n in self.results]}")
         return "\n".join(lines)
@@ -90,7 +92,7 @@ def outline(gm: GraphModule) -> list[list[str]]:
         name = f"repeated_{i}"
         gm.register_module(name, _subgraph(group[0]))
         for layer in group:
-            calls.update({node: (layer, name) for node in layer.nodes})
+            calls.update(dict.fromkeys(layer.nodes, (layer, name)))
     _rebuild(gm, calls)
     return [[layer.path for layer in group] for group in groups]
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
-from ..graph.facts import DTYPE_NAMES, module_path, same_size, tensor
+from ..graph.facts import DTYPE_NAMES, same_size, module_path, same_size, tensor
 from ..spec.condition import EvalError, evaluate, explain
 from .match import Match
 from .view import GraphView
@@ -74,7 +74,14 @@ def _dense(env: Env, node: Any) -> bool:
     value = tensor(node)
     if value is None:
         return False
-    return bool(torch._prims_common.is_non_overlapping_and_dense(value))
+    expected: Any = 1
+    for size, stride in sorted(zip(value.shape, value.stride(), strict=True), key=lambda p: (p[1], p[0])):
+        if size == 1:
+            continue
+        if not same_size(stride, expected):
+            return False
+        expected = expected * size
+    return True
 
 
 def _same_storage(env: Env, a: Any, b: Any) -> bool:

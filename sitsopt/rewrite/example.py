@@ -128,7 +128,7 @@ def _fake(mode: FakeTensorMode, real: torch.Tensor, spec: Input, dynamic: set[st
     if not dynamic.intersection(n for n in names if n):
         return mode.from_tensor(real)
     sizes = [DimDynamic.DYNAMIC if n in dynamic else DimDynamic.STATIC for n in names]
-    context = StatelessSymbolicContext(dynamic_sizes=sizes)
+    context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
     from torch._dynamo.source import ConstantSource
 
     return mode.from_tensor(real, symbolic_context=context, source=ConstantSource(spec.name))

@@ -129,9 +129,14 @@ def _trees(tree: Cond) -> Iterator[tuple[str, Cond]]:
         value = getattr(tree, one.name)
         if isinstance(value, Cond):
             for name, part in _trees(value):
-                yield name, replace(tree, **{one.name: part})
+                yield name, _with(tree, one.name, part)
         elif isinstance(value, tuple) and value and is_dataclass(value[0]) and not isinstance(tree, In):
             for i, member in enumerate(value):
                 if isinstance(member, Cond):
                     for name, part in _trees(member):
-                        yield name, replace(tree, **{one.name: (*value[:i], part, *value[i + 1 :])})
+                        yield name, _with(tree, one.name, (*value[:i], part, *value[i + 1 :]))
+
+
+def _with(tree: Cond, field: str, value: Any) -> Cond:
+    changes: dict[str, Any] = {field: value}
+    return replace(tree, **changes)
