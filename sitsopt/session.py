@@ -96,6 +96,7 @@ def owner_of(gm: GraphModule) -> Any:
 
 
 def weak(owner: Any) -> Callable[[], Any]:
+    """A weak reference, or a strong one to what cannot have any (a code object)."""
     try:
         return weakref.ref(owner)
     except TypeError:

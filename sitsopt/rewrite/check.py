@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 
-from ..graph.facts import DTYPE_NAMES, same_size, module_path, same_size, tensor
+from ..graph.facts import DTYPE_NAMES, module_path, same_size, tensor
 from ..spec.condition import EvalError, evaluate, explain
 from .match import Match
 from .view import GraphView

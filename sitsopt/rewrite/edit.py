@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 

@@ -10,13 +10,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic, ShapeEnv, StatelessSymbolicContext,
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
 )  # fmt: skip
 
 from ..graph import ops as _reference_ops  # noqa: F401  registers the sits:: ops
 from ..graph.build import Builder
 from ..graph.facts import DTYPES
-from ..spec.program import Program
 from ..spec.rule import Example, Input, Rule
 from .edit import run
 from .match import plain
@@ -135,4 +136,5 @@ def _fake(mode: FakeTensorMode, real: torch.Tensor, spec: Input, dynamic: set[st
 
 
 def placeholders(gm: GraphModule) -> list[Node]:
+    """The inputs of a graph, in order."""
     return [n for n in gm.graph.nodes if n.op == "placeholder"]

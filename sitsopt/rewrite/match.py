@@ -16,7 +16,13 @@ from torch.fx import Node
 
 from ..graph.facts import DTYPES, same_size, tensor, val
 from ..graph.opview import (
-    PERMUTE_NAMES, REQUIRED, canonical, front, key_of, permutation, view_of,
+    PERMUTE_NAMES,
+    REQUIRED,
+    canonical,
+    front,
+    key_of,
+    permutation,
+    view_of,
 )  # fmt: skip
 from ..spec.program import Arith, Call, DType, Let, Lit, Program, Ref, Seq, Term
 from ..spec.rule import Input, Rule

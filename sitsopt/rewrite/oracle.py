@@ -34,6 +34,7 @@ def run(gm: GraphModule, inputs: list[Any]) -> Any:
 
 
 def run_wide(gm: GraphModule, inputs: list[Any]) -> Any:
+    """The graph's outputs with every floating-point op done in f64."""
     with torch.no_grad():
         return Wide(gm).run(*[widen(i) for i in inputs])
 
