@@ -148,24 +148,19 @@ def _inside(node: Node) -> bool:
     return all(user.op != "output" for user in node.users)
 
 
-def restore(captured: Captured) -> None:
-    """Turn the trailing outputs into writes to the inputs they belong to. A new value that shares storage with a
-    mutated input is copied first, so that the order of the writes does not matter."""
+def restore(captured: Captured, behind: Sequence[Node] = ()) -> None:
+    """Turn the trailing outputs into writes to the inputs they belong to. The new values of the inputs `behind`
+    stay outputs, in that order: whoever runs the graph writes them."""
     graph, output = captured.gm.graph, captured.gm.graph.output_node()
     results = list(output.args[0])
-    count = len(captured.written)
-    results, news = results[: len(results) - count], results[len(results) - count :]
-    owners = set(captured.written)
+    count = len(results) - len(captured.written)
+    news = dict(zip(captured.written, results[count:], strict=True))
     with graph.inserting_before(output):
-        for i, (place, new) in enumerate(zip(captured.written, news, strict=True)):
-            if new is not place and storage_root(new) in owners:
-                news[i] = graph.call_function(aten.clone.default, (new,))
-                news[i].meta["val"] = new.meta["val"]
-        for place, new in zip(captured.written, news, strict=True):
-            if new is not place:
+        for place, new in news.items():
+            if new is not place and place not in behind:
                 write = graph.call_function(aten.copy_.default, (place, new))
                 write.meta["val"] = place.meta["val"]
-    output.args = (tuple(results),)
+    output.args = ((*results[:count], *(news[p] for p in behind)),)
 
 
 def _first_line(error: BaseException) -> str:

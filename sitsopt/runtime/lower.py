@@ -18,6 +18,7 @@ from ..graph.repeat import outline
 from ..rewrite.engine import Applied
 from .choose import kernel_for
 from .weights import Hoisted, hoist
+from .writes import Behind, written_behind
 
 aten = torch.ops.aten
 Compiled = Callable[..., Any]
@@ -76,13 +77,15 @@ def relax_views(graph: torch.fx.Graph) -> None:
 
 @dataclass
 class Finished:
-    """A graph ready to compile: which of Dynamo's arguments it takes, then which folded values, and all values."""
+    """A graph ready to compile: which of Dynamo's arguments it takes, then which folded values, and all values;
+    which inputs are written behind it."""
 
     gm: GraphModule
     keep: list[int]
     hoisted: list[Hoisted]
     values: list[Any]
     attached: list[Any]
+    behind: Behind
     repeated: list[list[str]] = field(default_factory=list)  # module paths of layers that share their code
 
     def fold(self, args: Sequence[Any]) -> list[torch.Tensor]:
@@ -95,7 +98,8 @@ def finish(captured: Captured, lowering: Lowering) -> Finished:
     """Close the graph: write mutated inputs back, take folded values out, drop inputs nobody reads. Attributes of
     Dynamo's graph module (constants) become attributes of the new one."""
     relax_views(captured.gm.graph)
-    restore(captured)
+    later = written_behind(captured)
+    restore(captured, later)
     hoisted = [] if lowering.grad else hoist(captured)
     offset = captured.attached
     keep: list[int] = []
@@ -111,7 +115,9 @@ def finish(captured: Captured, lowering: Lowering) -> Finished:
     repeated = outline(captured.gm) if lowering.repeat and lowering.how != "eager" else []
     captured.gm.graph.lint()
     captured.gm.recompile()
-    finished = Finished(captured.gm, keep, hoisted, values, captured.inputs[:offset], repeated)
+    behind = Behind([captured.placeholders.index(p) for p in later])
+    attached = captured.inputs[:offset]
+    finished = Finished(captured.gm, keep, hoisted, values, attached, behind, repeated)
     values.extend(finished.fold(captured.inputs[offset:]))
     return finished
 
@@ -140,6 +146,20 @@ def compile_graph(gm: GraphModule, values: list[Any], lowering: Lowering) -> Com
 
 def with_arguments(compiled: Compiled, finished: Finished, total: int) -> Compiled:
     """A callable with Dynamo's convention (all arguments) around one that takes only those it needs."""
+    called = _selecting(compiled, finished, total)
+    count = len(finished.behind.places)
+    if not count:
+        return called
+
+    def call(*args: Any) -> Any:
+        results = called(*args)
+        finished.behind.write((*finished.attached, *args), results[-count:])
+        return results[:-count]
+
+    return call
+
+
+def _selecting(compiled: Compiled, finished: Finished, total: int) -> Compiled:
     keep = finished.keep
     if finished.hoisted:
         return lambda *args: compiled(*[args[i] for i in keep], *finished.fold(args))
