@@ -19,7 +19,8 @@ from ..spec.rule import Rule
 from ..spec.target import Target
 from .check import Refusal, refuse
 from .edit import Edit, apply
-from .match import Attempt, Match, Trace
+from .match import COMMUTATIVE, Attempt, Match, Trace
+from .prefilter import plausible
 from .predict import predict, works
 from .record import GraphRecord, Miss, Place, Site, Tried
 from .view import GraphView
@@ -71,16 +72,17 @@ class _Engine:
         """Try one rule at every node that can be its root; a spelling that fits stops the search there."""
         missed: dict[Node, Trace] = {}
         done: set[Node] = set()
-        for index, spelling in enumerate(rule.spellings):
+        for index in range(len(rule.spellings)):
             keys = root_keys(rule, index)
             if not all(self.view.by_key.get(k) for k in needed_keys(rule, index)):
                 continue
             for node in self.view.nodes(keys):
                 if node in self.view.dead or node in done:
                     continue
+                if not self.settings.misses and not plausible(rule, index, node, COMMUTATIVE):
+                    continue
                 if self._try(rule, index, node, missed):
                     done.add(node)
-            del spelling
         if self.settings.misses:
             self.record.tried[rule.id] = self._tried(rule)
             for node, trace in missed.items():
