@@ -101,16 +101,22 @@ def raise_all(errors: list[SpecError]) -> None:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """The known name closest to `name`, or an empty string when nothing is close."""
-    known = sorted(set(names) - {name})
-    one_letter = [other for other in known if _one_letter_off(name, other)]
-    close = one_letter or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = _close(name, names)
     return close[0] if close else ""
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A hint naming the nearest known name, or an empty string."""
-    close = nearest(name, names)
-    return f"did you mean `{close}`?" if close else ""
+def did_you_mean(name: str, names: Iterable[str], *, ties: bool = False) -> str:
+    """A hint naming the nearest known name, or an empty string. `ties`: with it, every other name that is
+    one letter away too."""
+    close = _close(name, names)[: 3 if ties else 1]
+    return f"did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else ""
+
+
+def _close(name: str, names: Iterable[str]) -> list[str]:
+    """Every name one letter away, else the single most similar one."""
+    known = sorted(set(names) - {name})
+    one_letter = [other for other in known if _one_letter_off(name, other)]
+    return one_letter or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
 
 
 def _one_letter_off(one: str, other: str) -> bool:

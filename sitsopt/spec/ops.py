@@ -57,6 +57,8 @@ def resolve(name: str) -> OpFact | None:
     """The op that `name` means: `aten.mul`, `aten.mul.Tensor`, `sits.rope`, or a bare name, which means
     `cast`, else the `sits` op of that name, else the `aten` one. None when there is no such op."""
     space, _, rest = name.partition(".")
+    if name.endswith("."):
+        return None
     if space not in NAMESPACES:
         if name == "cast":
             return resolve(CAST)

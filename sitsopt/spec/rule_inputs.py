@@ -202,10 +202,11 @@ class _Reader:
             return ()
         dims: list[Dim] = []
         for part in text.split(","):
-            dims.append(self._dim(part.strip(), at + len(part) - len(part.lstrip())))
-            at += len(part) + 1
+            start = at + len(part) - len(part.lstrip())
+            dims.append(self._dim(part.strip(), start))
             if sum(dim.pack for dim in dims) > 1:
-                self._refuse("a second pack", "one `*` in a shape", at=at - len(part) - 1)
+                self._refuse("a second pack", "one `*` in a shape", at=start)
+            at += len(part) + 1
         return tuple(dims)
 
     def _dim(self, text: str, at: int) -> Dim:

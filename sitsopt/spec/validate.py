@@ -116,13 +116,14 @@ def _findings(model: type[BaseModel], errors: list[_Error]) -> list[Finding]:
 
 def _without_echoes(findings: list[Finding]) -> list[Finding]:
     """Each finding once, and none that says a key is missing when it is there with a typo."""
-    meant = {(f.path[:-1], f.hint) for f in findings if f.on_key}
-    return [
-        finding
-        for finding in dict.fromkeys(findings)
-        if not finding.path
-        or (finding.path[:-1], f"did you mean `{finding.path[-1]}`?") not in meant
-    ]
+    unknown = [one for one in findings if one.on_key]
+
+    def echoes(one: Finding) -> bool:
+        return bool(one.path) and not one.on_key and any(
+            one.path[:-1] == other.path[:-1] and f"`{one.path[-1]}`" in other.hint for other in unknown
+        )  # fmt: skip
+
+    return [finding for finding in dict.fromkeys(findings) if not echoes(finding)]
 
 
 def _by_union(errors: list[_Error]) -> Iterable[list[_Error]]:
@@ -171,7 +172,7 @@ def _finding(model: type[BaseModel], error: _Error) -> Finding:
 
 def _unknown_key(model: type[BaseModel], path: Path) -> Finding:
     key, names = str(path[-1]), fields_at(model, path[:-1])
-    hint = did_you_mean(key, names)
+    hint = did_you_mean(key, names, ties=True)
     homes = [f"under `{home}`" if home else "at the top" for home in homes_of(model, key)]
     if not hint and homes and key not in names:
         hint = "this key belongs " + " or ".join(homes)
