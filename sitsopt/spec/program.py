@@ -34,7 +34,7 @@ class DType:
 
 @dataclass(frozen=True)
 class Seq:
-    """A list of terms, such as `[Nq, Nk, Nv]`."""
+    """A list of terms, such as `[Nq, Nk, Nv]`. A `Ref` to a pack of sizes, written `[*B, H]`, is spread into it."""
 
     items: tuple[Term, ...]
 
@@ -43,7 +43,7 @@ class Seq:
 class Arith:
     """Arithmetic over constants and sizes: `Hq // Hk`, `-eps`, `D ** -0.5`."""
 
-    op: str  # one of + - * / // % ** neg
+    op: str  # one of + - * / // % ** neg min max
     args: tuple[Term, ...]
 
 
