@@ -1,7 +1,7 @@
 """bf16 in Triton's interpreter made to mean what it means on a GPU.
 
-As of triton 3.9 the interpreter keeps bf16 as 16-bit integers, rounds f32 to it by cutting, and multiplies the
-integers in `tl.dot`. Here: round to nearest even, and a dot of the values.
+As of triton 3.9 the interpreter keeps bf16 as 16-bit integers, rounds f32 to it by cutting, takes integers for
+its bits, and multiplies those in `tl.dot`. Here: round to nearest even, and a dot of the values.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def repair() -> None:
     cast, dot, handle = builder.cast_impl, builder.create_dot, interpreter.TensorHandle
 
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
-        pair = (src.dtype.scalar, dst_type.scalar)
-        if pair == (tl.float32, tl.bfloat16):
-            return handle(narrow(src.data), tl.bfloat16)
-        if pair == (tl.bfloat16, tl.float32):
-            return handle(widen(src.data), tl.float32)
-        return cast(self, src, dst_type)
+        came, wanted = src.dtype.scalar, dst_type.scalar
+        if came == wanted or tl.bfloat16 not in (came, wanted):
+            return cast(self, src, dst_type)
+        if wanted == tl.bfloat16:
+            return handle(narrow(src.data.astype(np.float32)), wanted)
+        return cast(self, handle(widen(src.data), tl.float32), dst_type)
 
     def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
         wide = [
