@@ -143,8 +143,13 @@ def _almost(mine: list[misses.Attempt], open_places: list[misses.Attempt]) -> st
         by = ", ".join(sorted({a.taken_by for a in mine}))
         return f"It fired nowhere: every place where it started to fit was taken by {by}."
     best = max(open_places, key=lambda a: a.share)
-    kind = "a condition" if best.share == 1.0 else f"`{best.miss.condition}`"
-    return (
-        f"It fired nowhere; {plural(len(open_places), 'place')} started to fit. "
-        f"The closest failed on {kind} ({best.miss.reason})."
+    miss = best.miss
+    closest = [a for a in open_places if a.share == best.share]
+    fit = (
+        "the whole pattern fits"
+        if best.share == 1.0
+        else f"{miss.matched} of its {miss.of} ops fit"
     )
+    stop = f"{miss.reason}: {miss.condition}" if miss.condition else miss.reason
+    why = f" ({miss.explanation})" if miss.explanation else ""
+    return f"It fired nowhere. It came closest at {plural(len(closest), 'place')}, where {fit}; stopped by {stop}{why}."

@@ -5,6 +5,7 @@ Works on the meta device, so that a model of any size is explained from its conf
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -58,13 +59,20 @@ def explain(
 
 
 def trace(model: nn.Module, step: Step, session: Session) -> None:
-    """Rewrite the graphs of one call; they join the session's record."""
+    """Rewrite the graphs of one call; they join the session's record. So does a call that cannot be traced, with
+    why; under `strict` it raises."""
     compiled = torch.compile(model, backend=_backend(step.name, session), dynamic=False)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             compiled(*step.args, **step.kwargs)
     except _Traced:
         pass
+    except Exception as error:
+        if session.options.strict:
+            raise
+        first = str(error).strip().split("\n")[0]
+        why = f"its call could not be traced to the end: {type(error).__name__}: {first}"
+        session.record.graphs.append(GraphRecord(f"{step.name} (failed)", fallback=why))
 
 
 def _backend(name: str, session: Session) -> Callable[..., Any]:

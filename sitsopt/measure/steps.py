@@ -146,7 +146,10 @@ def _whole(model: Any) -> dict[str, Any]:
     names = inspect.signature(model.forward).parameters
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
         made["decoder_input_ids"] = ids[:, : tokens // 4]
-    return made
+    if hasattr(config, "vision_config") and "pixel_values" in names:
+        made |= makers["pixel_values"]()
+    more: dict[str, Any] = {"use_cache": False} if "use_cache" in names else {}
+    return made | more
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -132,7 +132,7 @@ def test_json_values(told: Report) -> None:
         ("fuse/late", "every node it could start at was taken before it ran, by fuse/swiglu (4)"),
         (
             "attention/gqa",
-            "2 places started to fit. The closest failed on a condition (condition).",
+            "closest at 2 places, where the whole pattern fits; stopped by condition: D % 64 == 0 (the kernel",
         ),
         ("fuse/quiet", "nowhere did more than the first op of its pattern fit"),
     ],
