@@ -1,7 +1,8 @@
 """Applying one match, and taking it back.
 
 The replacement is built behind the last input, its outputs are compared with what they stand for (shape, dtype,
-device, aliasing), and only then do readers move over. Until `GraphView.sweep` the old nodes lie dead in the graph.
+device, aliasing), and only then do readers move over and learn its strides. Until `GraphView.sweep` the old nodes lie
+dead in the graph.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..graph.facts import escapes, same_shape, storage_root, tensor, val
 from ..spec.program import Arith, Let, Lit, Program, Ref, Seq, Term
 from .check import Refusal, insertion_point
 from .match import Match, Unbound, arithmetic, plain
+from .relay import relay
 from .view import GraphView
 
 
@@ -30,9 +32,15 @@ class Edit:
     kept: list[tuple[Node, Any, Any]] = field(default_factory=list)  # readers of both, as they were
     died: list[Node] = field(default_factory=list)
     pairs: list[tuple[Node, Node]] = field(default_factory=list)  # old value, its replacement
+    values: list[tuple[Node, Any]] = field(default_factory=list)  # fake values that strides changed
+    targets: list[tuple[Node, Any]] = field(default_factory=list)  # views that became reshapes
 
     def undo(self, view: GraphView) -> None:
         """Put the old nodes back. Later edits that built on this one must be undone first."""
+        for node, value in reversed(self.values):
+            node.meta["val"] = value
+        for node, target in self.targets:
+            node.target = target
         for old, new, reader in self.moved:
             reader.replace_input_with(new, old)
         for reader, args, kwargs in self.kept:
@@ -56,6 +64,10 @@ def apply(match: Match, view: GraphView, mode: FakeTensorMode) -> Edit | Refusal
         _discard(edit, view)
         return refusal
     _move(match, view, edit, news)
+    refusal = relay(edit, view, mode)
+    if refusal is not None:
+        edit.undo(view)
+        return refusal
     return edit
 
 
