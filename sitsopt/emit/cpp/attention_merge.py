@@ -41,8 +41,8 @@ static void fill_bias(const SitsAttention* a, int64_t b, int64_t head, int64_t t
     for (int j = n; j < TILE; j++) bias[j] = -INFINITY;
 }
 
-typedef void (*ScoreFn)(const float*, const elem*, int64_t, int, float*);
-typedef void (*MixFn)(const float*, const elem*, int64_t, int, const float*, float*);
+typedef void (*ScoreFn)(const float*, const elem*, const elem*, int64_t, int, float*);
+typedef void (*MixFn)(const float*, const elem*, const elem*, int64_t, int, const float*, float*);
 static const ScoreFn SCORE[QROWS] = {score<1>, score<2>, score<3>, score<4>,
                                      score<5>, score<6>, score<7>, score<8>};
 static const MixFn MIX[VROWS] = {mix_all<1>, mix_all<2>, mix_all<3>, mix_all<4>, mix_all<5>, mix_all<6>};
@@ -70,9 +70,11 @@ static void sweep(const SitsAttention* a, int64_t s, const int32_t* tiles, int64
     for (int64_t i = 0; i < count; i++) {
         int64_t from = (int64_t)tiles[i] * TILE;
         int n = (int)(keys - from < TILE ? keys - from : TILE);
+        const elem *next_k = i + 1 < count ? k + (int64_t)tiles[i + 1] * TILE * ks : nullptr;
+        const elem *next_v = i + 1 < count ? v + (int64_t)tiles[i + 1] * TILE * vs : nullptr;
         for (int64_t r = 0; r < rows; r += qblock) {
             int64_t size = rows - r < qblock ? rows - r : qblock;
-            SCORE[size - 1](q + r * QP, k + from * ks, ks, n, scores + r * TILE);
+            SCORE[size - 1](q + r * QP, k + from * ks, r ? nullptr : next_k, ks, n, scores + r * TILE);
         }
         bool biased = a->mask_kind || n < TILE || (a->causal && from + n > 1);
         for (int64_t r = 0; r < rows; r++) {
@@ -83,17 +85,22 @@ static void sweep(const SitsAttention* a, int64_t s, const int32_t* tiles, int64
         }
         for (int64_t r = 0; r < rows; r += vblock) {
             int64_t size = rows - r < vblock ? rows - r : vblock;
-            MIX[size - 1](scores + r * TILE, v + from * vs, vs, n, alpha + r, o + r * VP);
+            MIX[size - 1](scores + r * TILE, v + from * vs, r ? nullptr : next_v, vs, n, alpha + r, o + r * VP);
         }
     }
 }
 
-// Accumulators lie chunk by chunk in the order of load2; the output is in the order of dims.
+#if defined(DOT2)
+#define OUT_LANE lane_of_zip
+#else
+#define OUT_LANE lane_of
+#endif
+// Accumulators lie chunk by chunk in the order of load_values; the output is in the order of dims.
 INLINE void write_row(const vf* x, elem* out) {
     float flat[VP];
     for (int c = 0; c < VP / CHUNK; c++)
         for (int half = 0; half < 2; half++)
-            for (int i = 0; i < W; i++) flat[c * CHUNK + lane_of(half, i)] = x[2 * c + half][i];
+            for (int i = 0; i < W; i++) flat[c * CHUNK + OUT_LANE(half, i)] = x[2 * c + half][i];
     for (int i = 0; i < VD; i++) out[i] = narrow(flat[i]);
 }
 

@@ -36,12 +36,19 @@ INLINE void key_words(const elem* p, int word, vu& out) {
     memcpy(&out, (const char*)p + 4 * word, left);
 }
 
-// scores[r][0..64) = q[r] . k[key], RB rows. Keys are lanes: blocks of W keys by W words are transposed.
+// Into the second-level cache: the first has too few outstanding misses to keep memory busy.
+INLINE void fetch_row(const elem* row, int size) {
+    for (int at = 0; at < size * (int)sizeof(elem); at += 64) __builtin_prefetch((const char*)row + at, 0, 2);
+}
+
+// scores[r][0..64) = q[r] . k[key], RB rows; meanwhile the keys at `ahead` are fetched, if any. Keys are lanes: blocks of W keys by W words are transposed.
 template <int RB>
-static void score(const float* q, const elem* k, int64_t ks, int n, float* s) {
+static void score(const float* q, const elem* k, const elem* ahead, int64_t ks, int n, float* s) {
     for (int block = 0; block < n; block += W) {
         const elem* rows[W];
         for (int i = 0; i < W; i++) rows[i] = k + (block + i < n ? block + i : n - 1) * ks;
+        if (ahead)
+            for (int i = 0; i < W; i++) fetch_row(ahead + (block + i) * ks, HD);
         vf acc[RB] = {}, acc2[RB] = {};
 #pragma GCC unroll 2
         for (int c = 0; c < WORDS; c += W) {
@@ -82,6 +89,37 @@ static void score(const float* q, const elem* k, int64_t ks, int n, float* s) {
         for (int r = 0; r < RB; r++) storef(s + r * TILE + block, (vf){});
 }
 
+#if defined(DOT2)
+// Weights are kept as pairs of bf16, one pair for two keys; their sum is that of the f32 weights.
+#define KEYS 2
+INLINE void put_weights(float* s, const vf* w) {
+#pragma GCC unroll 4
+    for (int i = 0; i < TILE / W; i += 2) storef(s + i / 2 * W, (vf)pack2(w[i], w[i + 1]));
+}
+INLINE void load_values(const elem* row, int64_t vs, int pair, int size, vu& a, vu& b) {
+    vu first = size == CHUNK ? loadu(row) : words_head(row, size), second = {};
+    if (pair) second = size == CHUNK ? loadu(row + vs) : words_head(row + vs, size);
+    a = zip_low(first, second);
+    b = zip_high(first, second);
+}
+INLINE vu weight_of(const float* s) { return (vu)splat(*s); }
+INLINE vf add_value(vu x, vu w, vf acc) { return dot2(x, w, acc); }
+typedef vu value;
+#else
+#define KEYS 1
+INLINE void put_weights(float* s, const vf* w) {
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE / W; i++) storef(s + i * W, w[i]);
+}
+INLINE void load_values(const elem* row, int64_t, int, int size, vf& a, vf& b) {
+    if (size == CHUNK) load2(row, a, b);
+    else load2_head(row, size, a, b);
+}
+INLINE vf weight_of(const float* s) { return splat(*s); }
+INLINE vf add_value(vf x, vf w, vf acc) { return fma(x, w, acc); }
+typedef vf value;
+#endif
+
 // One softmax step of a row over a tile: scores become weights; returns what older sums shrink by.
 INLINE float soften(float* s, const float* bias, float scale, float cap, float& m, float& l) {
     vf x[TILE / W], peak = splat(-INFINITY);
@@ -98,10 +136,10 @@ INLINE float soften(float* s, const float* bias, float scale, float cap, float& 
     vf total = {};
 #pragma GCC unroll 16
     for (int i = 0; i < TILE / W; i++) {
-        vf w = exp(x[i] - splat(base));
-        total += w;
-        storef(s + i * W, w);
+        x[i] = exp(x[i] - splat(base));
+        total += x[i];
     }
+    put_weights(s, x);
     float alpha = old == m && m > -INFINITY && m < INFINITY ? 1.0f : exp1(old - base);
     l = l * alpha + sum(total);
     return alpha;
@@ -109,7 +147,8 @@ INLINE float soften(float* s, const float* bias, float scale, float cap, float& 
 
 // o[r][chunks from c] = o * alpha + sum over keys of weight * v.
 template <int RB, int NC>
-static void mix(const float* s, const elem* v, int64_t vs, int n, const float* alpha, float* o, int c) {
+static void mix(const float* s, const elem* v, const elem* ahead, int64_t vs, int n, const float* alpha,
+                float* o, int c) {
     vf acc[RB][2 * NC];
 #pragma GCC unroll 8
     for (int r = 0; r < RB; r++)
@@ -117,19 +156,20 @@ static void mix(const float* s, const elem* v, int64_t vs, int n, const float* a
         for (int i = 0; i < 2 * NC; i++)
             acc[r][i] = loadf(o + r * VP + c * CHUNK + i * W) * splat(alpha[r]);
     bool tail = (c + NC) * CHUNK > VD;
-    for (int j = 0; j < n; j++) {
+    for (int j = 0; j < n; j += KEYS) {
         const elem* row = v + j * vs + c * CHUNK;
-        vf x[2 * NC];
+        if (ahead)
+            for (int i = 0; i < KEYS; i++) fetch_row(ahead + (j + i) * vs, VD);
+        value x[2 * NC];
 #pragma GCC unroll 2
-        for (int i = 0; i < NC; i++) {
-            if (i + 1 == NC && tail) load2_head(row + i * CHUNK, VD % CHUNK, x[2 * i], x[2 * i + 1]);
-            else load2(row + i * CHUNK, x[2 * i], x[2 * i + 1]);
-        }
+        for (int i = 0; i < NC; i++)
+            load_values(row + i * CHUNK, vs, j + 1 < n, i + 1 == NC && tail ? VD % CHUNK : CHUNK,
+                        x[2 * i], x[2 * i + 1]);
 #pragma GCC unroll 8
         for (int r = 0; r < RB; r++) {
-            vf w = splat(s[r * TILE + j]);
+            value w = weight_of(s + r * TILE + j / KEYS);
 #pragma GCC unroll 4
-            for (int i = 0; i < 2 * NC; i++) acc[r][i] = fma(x[i], w, acc[r][i]);
+            for (int i = 0; i < 2 * NC; i++) acc[r][i] = add_value(x[i], w, acc[r][i]);
         }
     }
 #pragma GCC unroll 8
@@ -139,9 +179,11 @@ static void mix(const float* s, const elem* v, int64_t vs, int n, const float* a
 }
 
 template <int RB>
-static void mix_all(const float* s, const elem* v, int64_t vs, int n, const float* alpha, float* o) {
+static void mix_all(const float* s, const elem* v, const elem* ahead, int64_t vs, int n, const float* alpha,
+                    float* o) {
     int c = 0;
-    for (; c + VCHUNKS <= VP / CHUNK; c += VCHUNKS) mix<RB, VCHUNKS>(s, v, vs, n, alpha, o, c);
-    for (; c < VP / CHUNK; c++) mix<RB, 1>(s, v, vs, n, alpha, o, c);
+    for (; c + VCHUNKS <= VP / CHUNK; c += VCHUNKS)
+        mix<RB, VCHUNKS>(s, v, c ? nullptr : ahead, vs, n, alpha, o, c);
+    for (; c < VP / CHUNK; c++) mix<RB, 1>(s, v, c ? nullptr : ahead, vs, n, alpha, o, c);
 }
 """

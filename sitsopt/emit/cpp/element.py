@@ -46,6 +46,11 @@ INLINE elem narrow(float x) {
 INLINE vf dot2(vu a, vu b, vf acc) {
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 }
+INLINE vu pack2(vf a, vf b) { return (vu)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a); }
+// Pairs (a, b) element by element; within each 128 bits the lower four, or the higher.
+INLINE vu zip_low(vu a, vu b) { return (vu)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b); }
+INLINE vu zip_high(vu a, vu b) { return (vu)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b); }
+INLINE int lane_of_zip(int half, int lane) { return 8 * (lane / 4) + 4 * half + lane % 4; }
 // The first n < 2 W elements, the rest zero.
 INLINE vu words_head(const elem* p, int n) {
     return (vu)_mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1), p);
