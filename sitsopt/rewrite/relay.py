@@ -39,7 +39,7 @@ def relay(edit: Edit, view: GraphView, mode: FakeTensorMode) -> Refusal | None:
             continue
         try:
             value = _recomputed(node, edit, mode)
-        except Exception as error:  # whatever an op raises on these strides is a reason not to rewrite
+        except Exception as error:  # whatever an op raises on these strides
             return Refusal("alias", f"{node.name} reads it as it lies in memory", str(error)[:200])
         if _alike(val(node), value):
             continue
@@ -61,7 +61,10 @@ def _recomputed(node: Node, edit: Edit, mode: FakeTensorMode) -> Any:
     if isinstance(target, torch._ops.OpOverload):
         if target in ABSOLUTE or target._schema.is_mutable:
             raise ValueError(f"{target} depends on the strides of its argument")
-        if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
+        if (
+            torch.Tag.data_dependent_output in target.tags
+            or torch.Tag.dynamic_output_shape in target.tags
+        ):
             raise ValueError(f"the shape of {target} is known only when it runs")
     elif not callable(target) or isinstance(target, torch._ops.HigherOrderOperator):
         raise ValueError(f"{target} is no plain op")
@@ -75,12 +78,14 @@ def _recomputed(node: Node, edit: Edit, mode: FakeTensorMode) -> Any:
 def _restore(edit: Edit, view: GraphView, mode: FakeTensorMode, ends: set[Node]) -> Refusal | None:
     output = view.graph.output_node()
     returned = [node for node in output.all_input_nodes if node in ends]
-    before = dict((new, val(old)) for old, new in edit.pairs) | dict(reversed(edit.values))
+    before = {new: val(old) for old, new in edit.pairs} | dict(reversed(edit.values))
     for node in returned:
         shared = [n for n in output.all_input_nodes if storage_root(n) is storage_root(node)]
         old = before[node]
         if len(shared) > 1 or tensor(node) is None or not old.is_contiguous():
-            return Refusal("alias", f"{node.name} is an output of the graph and would lie otherwise in memory")
+            return Refusal(
+                "alias", f"{node.name} is an output of the graph and would lie otherwise in memory"
+            )
         with view.graph.inserting_before(output):
             builder = Builder(view.graph, mode, node)
             kept = builder.call("aten.clone", (node,), {"memory_format": torch.contiguous_format})

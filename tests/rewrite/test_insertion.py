@@ -86,7 +86,11 @@ def test_a_write_between_the_pattern_s_reads_stops_it(mode):
 
 def test_values_are_made_where_they_were_first_needed(mode):
     graph = Graph()
-    x, a, b = placed(graph, mode, "x", 2, 4), placed(graph, mode, "a", 3, 4), placed(graph, mode, "b", 3, 4)
+    x, a, b = (
+        placed(graph, mode, "x", 2, 4),
+        placed(graph, mode, "a", 3, 4),
+        placed(graph, mode, "b", 3, 4),
+    )
     build = Builder(graph, mode)
     early = build.call("aten.relu", (x,))
     p = build.call("aten.linear", (x, a))

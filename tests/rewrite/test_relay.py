@@ -76,11 +76,22 @@ def test_outputs_that_share_memory_stay_so(rule):
 
 
 def test_undoing_restores_values_views_and_outputs(rule):
-    case = Case(lambda b, y: (b.call("aten.neg", (b.call("aten.view", (y, [2, 80])),)), b.call("aten.relu", (y,))))
-    before = [(n.name, n.target, n.args, getattr(n.meta.get("val"), "stride", tuple)()) for n in case.gm.graph.nodes]
+    case = Case(
+        lambda b, y: (
+            b.call("aten.neg", (b.call("aten.view", (y, [2, 80])),)),
+            b.call("aten.relu", (y,)),
+        )
+    )
+    before = [
+        (n.name, n.target, n.args, getattr(n.meta.get("val"), "stride", tuple)())
+        for n in case.gm.graph.nodes
+    ]
     (applied,) = case.rewrite(rule)
     applied.edit.undo(case.view)
-    after = [(n.name, n.target, n.args, getattr(n.meta.get("val"), "stride", tuple)()) for n in case.gm.graph.nodes]
+    after = [
+        (n.name, n.target, n.args, getattr(n.meta.get("val"), "stride", tuple)())
+        for n in case.gm.graph.nodes
+    ]
     assert before == after
     for old, new in zip(case.eager, case.run(), strict=True):
         assert torch.equal(old, new) and old.stride() == new.stride()
