@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from ..spec.errors import Pos, SpecError, did_you_mean
 from ..spec.locate import files
+from ._common import emit, progress, show, split
 
 
 def explain(
@@ -31,40 +31,12 @@ def explain(
 
     Exit status: 0 fine, 1 the recipe expects a rule to fire more or less often than it did, 2 bad input.
     """
-    from ..measure.errors import InputError
-
-    try:
-        if why_not:
-            _check_rule(why_not, path)
-        report, unmet = _run(
-            model, recipe, target, overrides, config, dtype, graphs, path, trust_remote_code
-        )
-        data = _data(report, why_not) if as_json else {}
-    except (SpecError, InputError) as error:
-        return _bad_input(error, as_json)
-    if unmet is not None:
-        data["unmet"] = str(unmet)
-    if html:
-        Path(html).write_text(report.html(), encoding="utf-8")
-    if as_json:
-        print(json.dumps(data, indent=2))
-    else:
-        _print(report.why_not(why_not) if why_not else report)
-        if html:
-            print(f"\nwritten to {html}")
-    if unmet is not None:
-        print(f"\nthe recipe's `expect` is not met:\n{unmet}", file=sys.stderr)
-    return 0 if unmet is None else 1
-
-
-def _run(
-    model: str, recipe: str, target: str, overrides: Sequence[str], config: str, dtype: str, graphs: str,
-    path: Sequence[str | Path], trust: bool,
-) -> tuple[Any, Any]:  # fmt: skip
     from ..measure.explain import explain as run
     from ..measure.models import load
     from ..options import Options
 
+    if why_not:
+        _check_rule(why_not, path)
     options = Options.parse(
         {
             "recipe": recipe,
@@ -74,9 +46,21 @@ def _run(
             "explain": True,
         }
     )
-    loaded = load(model or None, dtype, trust, config=config or None)
-    wanted = [name.strip() for name in graphs.split(",") if name.strip()]
-    return run(loaded.model, options, wanted, loaded.inputs)
+    with progress(quiet=as_json) as say:
+        say("loading the model")
+        loaded = load(model or None, dtype, trust_remote_code, config=config or None)
+        report, unmet = run(loaded.model, options, split(graphs), loaded.inputs, say)
+    if html:
+        Path(html).write_text(report.html(), encoding="utf-8")
+    if as_json:
+        emit({**_data(report, why_not), "unmet": str(unmet) if unmet else None})
+    else:
+        _print(report.why_not(why_not) if why_not else report)
+        if html:
+            print(f"\nwritten to {html}")
+    if unmet is not None:
+        print(f"\nthe recipe's `expect` is not met:\n{unmet}", file=sys.stderr)
+    return 0 if unmet is None else 1
 
 
 def _check_rule(name: str, path: Sequence[str | Path]) -> None:
@@ -101,18 +85,6 @@ def _data(report: Any, rule: str) -> dict[str, Any]:
 def _print(what: Any) -> None:
     """In colour and as wide as the terminal; plain and of a fixed width into a file or a pipe."""
     if sys.stdout.isatty():
-        from rich.console import Console
-
-        Console(highlight=False).print(what)
+        show(what)
     else:
         print(what)
-
-
-def _bad_input(error: Exception, as_json: bool) -> int:
-    if not as_json:
-        print(error, file=sys.stderr)
-        return 2
-    errors = getattr(error, "errors", [error])
-    told = [e.as_dict() if isinstance(e, SpecError) else {"problem": str(e)} for e in errors]
-    print(json.dumps({"errors": told}, indent=2))
-    return 2

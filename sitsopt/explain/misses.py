@@ -95,7 +95,8 @@ def shown(found: Iterable[Attempt], fired: Iterable[str]) -> list[Group]:
 
 
 def _rank(group: Group) -> tuple[object, ...]:
-    return (not group.near, -share(group.miss), -len(group.attempts), group.miss.rule)
+    lost = bool(group.taken_by) and share(group.miss) == 1.0
+    return (not group.near, not lost, -share(group.miss), -len(group.attempts), group.miss.rule)
 
 
 def _alike(miss: Miss) -> tuple[object, ...]:

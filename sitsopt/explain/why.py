@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from ..rewrite.record import GraphRecord, Tried
 from ..spec.errors import Pos, SpecError, did_you_mean
 from . import misses
 from .data import attempt
@@ -79,8 +78,9 @@ def _verdict(story: Story, rule: str, mine: list[misses.Attempt]) -> str:
     if rule in story.excluded:
         return f"The recipe {story.record.recipe} leaves it out: {story.excluded[rule]}."
     open_places = [a for a in mine if not a.taken_by]
+    taken = _taken(mine)
     if fired:
-        return f"It fired at {plural(fired, 'site')}." + _beside(open_places, len(mine))
+        return f"It fired at {plural(fired, 'site')}." + (taken or _beside(open_places, len(mine)))
     if not story.record.graphs:
         return "No graph was compiled yet."
     if not story.recorded:
@@ -90,7 +90,7 @@ def _verdict(story: Story, rule: str, mine: list[misses.Attempt]) -> str:
     unchanged = [g for g in story.record.graphs if g.fallback]
     if len(unchanged) == len(story.record.graphs):
         return "No graph was rewritten: " + "; ".join(sorted({g.fallback for g in unchanged})) + "."
-    return _never_started(story, rule) or _almost(mine, open_places)
+    return _never_started(story, rule) or _almost(mine, open_places, taken)
 
 
 def _beside(open_places: list[misses.Attempt], total: int) -> str:
@@ -100,6 +100,17 @@ def _beside(open_places: list[misses.Attempt], total: int) -> str:
     return (
         f" {plural(total, 'other place')} started to fit, "
         f"{near or 'none'} of them more than half way."
+    )
+
+
+def _taken(mine: list[misses.Attempt]) -> str:
+    """Where the pattern fits but another rule was first."""
+    lost = Counter(a.taken_by for a in mine if a.taken_by and a.share == 1.0)
+    by = ", ".join(f"{rule} ({n})" for rule, n in lost.most_common())
+    return (
+        f" At {plural(sum(lost.values()), 'place')} its pattern fits, but the nodes went to {by}."
+        if lost
+        else ""
     )
 
 
@@ -113,13 +124,7 @@ def _never_started(story: Story, rule: str) -> str:
         where = "no graph has" if len(tried) > 1 else f"{tried[0][0].name} does not have"
         need = f"It fired nowhere: its pattern needs {', '.join(ops)}, which {where}."
         return need + _makers(story, ops)
-    takers = Counter[str]()
-    for graph, one in tried:
-        if not one.missing and len(one.taken) < one.roots:
-            return ""
-        takers.update(_takers(graph, one))
-    by = ", ".join(f"{name} ({n})" for name, n in takers.most_common()) or "rules before it"
-    return f"It fired nowhere: every node it could start at was taken before it ran, by {by}."
+    return ""
 
 
 def _makers(story: Story, ops: list[str]) -> str:
@@ -131,14 +136,11 @@ def _makers(story: Story, ops: list[str]) -> str:
     )
 
 
-def _takers(graph: GraphRecord, tried: Tried) -> list[str]:
-    owners = {node: site.rule for site in graph.sites for node in site.took}
-    return [owners[node] for node in tried.taken if node in owners]
-
-
-def _almost(mine: list[misses.Attempt], open_places: list[misses.Attempt]) -> str:
+def _almost(mine: list[misses.Attempt], open_places: list[misses.Attempt], taken: str) -> str:
     if not mine:
         return "It fired nowhere, and nowhere did more than the first op of its pattern fit."
+    if taken and not any(a.near for a in open_places):
+        return f"It fired nowhere.{taken}"
     if not open_places:
         by = ", ".join(sorted({a.taken_by for a in mine}))
         return f"It fired nowhere: every place where it started to fit was taken by {by}."
@@ -152,4 +154,4 @@ def _almost(mine: list[misses.Attempt], open_places: list[misses.Attempt]) -> st
     )
     stop = f"{miss.reason}: {miss.condition}" if miss.condition else miss.reason
     why = f" ({miss.explanation})" if miss.explanation else ""
-    return f"It fired nowhere. It came closest at {plural(len(closest), 'place')}, where {fit}; stopped by {stop}{why}."
+    return f"It fired nowhere. It came closest at {plural(len(closest), 'place')}, where {fit}; stopped by {stop}{why}.{taken}"

@@ -33,11 +33,16 @@ class _Traced(Exception):
 
 
 def explain(
-    model: nn.Module, options: Options, graphs: Sequence[str] = (), inputs: Any = None
+    model: nn.Module,
+    options: Options,
+    graphs: Sequence[str] = (),
+    inputs: Any = None,
+    say: Callable[[str], object] = lambda text: None,
 ) -> tuple[Report, ExpectationError | None]:
     """What the options do to a model, and the expectations of its recipe that are not met.
 
-    `graphs` picks steps by name (decode, prefill, forward); `inputs` are for a model that says nothing of its own.
+    `graphs` picks steps by name (decode, prefill, forward); `inputs` are for a model that says nothing of its own;
+    `say` hears what is going on.
     Raises SpecError for options, and for a model whose inputs are not known.
     """
     session = make_session(model, replace(options, explain=True))
@@ -47,6 +52,7 @@ def explain(
     torch._dynamo.reset()
     try:
         for step in calls:
+            say(f"tracing {step.name}")
             trace(model, step, session)
     finally:
         torch._dynamo.reset()

@@ -20,8 +20,8 @@ from ..spec.target import Target
 from .check import Refusal, refuse
 from .edit import Edit, apply
 from .match import COMMUTATIVE, Attempt, Match, Trace
-from .prefilter import plausible
 from .predict import predict, works
+from .prefilter import plausible
 from .record import GraphRecord, Miss, Place, Site, Tried
 from .view import GraphView
 
@@ -66,6 +66,7 @@ class _Engine:
         self.view, self.settings, self.record, self.mode = view, settings, record, mode
         self.applied: list[Applied] = []
         self.claims: dict[Node, str] = {}
+        self.owners: dict[Node, str] = {}  # replaced nodes to the rule that did
         self.ordinals: Counter[str] = Counter()
 
     def run(self, rule: Rule) -> None:
@@ -88,16 +89,27 @@ class _Engine:
             for node, trace in missed.items():
                 if node not in done:
                     self.record.misses.append(_miss(rule, node, trace))
+            self._note_taken(rule)
+
+    def _note_taken(self, rule: Rule) -> None:
+        """Misses where the rule would fit nodes that rules before it have replaced."""
+        seen: set[Node] = set()
+        for index in range(len(rule.spellings)):
+            roots = (n for k in root_keys(rule, index) for n in self.view.by_key.get(k, ()))
+            for node in [n for n in roots if self.owners.get(n, rule.id) != rule.id and n not in seen]:
+                match = next(Attempt(rule, index, self.view, None).run(node), None)
+                if match and refuse(match, self.view, self.settings.grad, self.settings.facts) is None:
+                    seen.add(node)
+                    count = len(match.nodes)
+                    trace = Trace(count, "order", f"taken by {self.owners[node]}", of=count)
+                    self.record.misses.append(_miss(rule, node, trace))
 
     def _tried(self, rule: Rule) -> Tried:
         every = range(len(rule.spellings))
         roots = set().union(*(root_keys(rule, i) for i in every))
         missing = [sorted(k for k in needed_keys(rule, i) if not self.view.by_key.get(k)) for i in every]
         fewest = min(missing, key=len)
-        nodes = {n for k in roots for n in self.view.by_key.get(k, ())}
-        return Tried(
-            len(nodes), tuple(fewest), tuple(n.name for n in sorted(nodes & self.view.dead)),
-        )  # fmt: skip
+        return Tried(sum(len(self.view.by_key.get(k, ())) for k in roots), tuple(fewest))
 
     def _try(self, rule: Rule, index: int, node: Node, missed: dict[Node, Trace]) -> bool:
         trace = Trace(of=len(rule.spellings[index].program.lets)) if self.settings.misses else None
@@ -148,6 +160,8 @@ class _Engine:
     def _note(self, key: str, match: Match, edit: Edit | None, module: str, before: int | None) -> Site:
         claimed = list(match.nodes) if edit is None else []
         self.claims.update(dict.fromkeys(claimed, match.rule.id))
+        if edit is not None and self.settings.misses:
+            self.owners.update(dict.fromkeys(match.nodes, match.rule.id))
         after = cost(edit.made) if edit else boundary(match)
         site = Site(
             match.rule.id, Place(module, source(match.anchor), match.anchor.name), key, match.spelling,

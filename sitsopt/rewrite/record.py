@@ -61,11 +61,10 @@ class Miss:
 @dataclass
 class Tried:
     """Where one rule could have started in one graph: `roots` nodes have the op of its root; `missing` are ops of
-    its pattern that the graph does not have; `taken` are nodes with such ops that rules before it had replaced."""
+    its pattern that the graph does not have."""
 
     roots: int = 0
     missing: tuple[str, ...] = ()
-    taken: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

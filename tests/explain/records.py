@@ -34,11 +34,14 @@ def graph(name: str, saved: int) -> GraphRecord:
         made.misses.append(miss("attention/gqa", attention, f"sdpa_{i}"))
         made.misses.append(miss("fuse/swiglu", mlp, f"add_{2 * i}_inner", 1, 2, reason="pattern"))
         made.misses.append(miss("fuse/rms_norm", mlp, f"pow_{i}", 1, 6, reason="pattern"))
+        made.misses.append(
+            miss("fuse/late", mlp, f"mul_{i}", reason="order", condition="taken by fuse/swiglu")
+        )
     made.stages = [("fuse", 6, 12.0)]
     made.tried = {
         "fuse/swiglu": Tried(roots=4), "fuse/rope": Tried(roots=4), "attention/gqa": Tried(roots=2),
         "fuse/rms_norm": Tried(roots=2), "fold/conv_bn": Tried(0, ("aten.conv2d",)),
-        "fuse/late": Tried(2, (), ("mul_0", "mul_1")),
+        "fuse/late": Tried(roots=2),
     }  # fmt: skip
     return made
 

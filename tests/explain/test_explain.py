@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from sitsopt import planning
+from sitsopt.cli._status import status
+from sitsopt.cli.app import app
 from sitsopt.cli.explain import explain as command
 from sitsopt.measure.explain import explain
 from sitsopt.measure.steps import steps
@@ -128,9 +130,13 @@ def test_why_not_on_a_planted_miss(rules: Path) -> None:
 
 def test_why_not_of_a_rule_that_comes_second(rules: Path) -> None:
     (rules / "fuse/planted.yaml").write_text(SWIGLU.replace("SIZE", "16"))
-    verdict = told(llama("meta")).why_not("fuse/planted").verdict
-    assert "taken" in verdict or "nowhere" in verdict
-    assert not told(llama("meta")).fired("fuse/planted")
+    report = told(llama("meta"))
+    assert not report.fired("fuse/planted")
+    verdict = report.why_not("fuse/planted").verdict
+    assert (
+        verdict
+        == "It fired nowhere. At 3 places its pattern fits, but the nodes went to fuse/fits (3)."
+    )
 
 
 def test_steps_by_name() -> None:
@@ -199,11 +205,11 @@ def recipe(tmp_path: Path) -> str:
 
 def test_command_json(rules: Path, config: str, tmp_path: Path, capsys) -> None:
     page = tmp_path / "page.html"
-    status = command(
+    ended = command(
         config=config, recipe=str(_write(tmp_path)), target="h100", as_json=True, html=str(page)
     )
     data = json.loads(capsys.readouterr().out)
-    assert status == 0
+    assert ended == 0
     assert {"target", "recipe", "graphs", "rules", "effective"} <= data.keys()
     assert [
         set(g) >= {"name", "nodes_before", "nodes_after", "rewrite_ms"} for g in data["graphs"]
@@ -221,9 +227,9 @@ def _write(folder: Path, name: str = "plain") -> Path:
 
 
 def test_command_with_an_unmet_expectation(rules: Path, config: str, recipe: str, capsys) -> None:
-    status = command(config=config, recipe=recipe, target="h100", graphs="decode")
+    ended = command(config=config, recipe=recipe, target="h100", graphs="decode")
     out = capsys.readouterr()
-    assert status == 1
+    assert ended == 1
     assert "fuse/planted fired 0 times, expected 3" in out.err
     assert "decode" in out.out
     assert "prefill" not in out.out
@@ -232,20 +238,20 @@ def test_command_with_an_unmet_expectation(rules: Path, config: str, recipe: str
 @pytest.mark.parametrize(
     ("given", "part"),
     [
-        ({"why_not": "fuse/plantd"}, "did you mean `fuse/planted`?"),
-        ({"target": "h1000"}, "did you mean `h100`?"),
-        ({"graphs": "prefil"}, "did you mean `prefill`?"),
-        ({"overrides": ["exclud={}"]}, "did you mean `exclude`?"),
-        ({"config": "/nowhere/config.json"}, "no config file"),
+        (["--why-not", "fuse/plantd"], "did you mean `fuse/planted`?"),
+        (["--target", "h1000"], "did you mean `h100`?"),
+        (["--graphs", "prefil"], "did you mean `prefill`?"),
+        (["--set", "exclud={}"], "did you mean `exclude`?"),
+        (["--config", "/nowhere/config.json"], "no config file"),
     ],
 )
 def test_bad_input(
-    rules: Path, config: str, tmp_path: Path, capsys, given: dict, part: str
+    rules: Path, config: str, tmp_path: Path, capsys, given: list[str], part: str
 ) -> None:
-    given = {"config": config, "recipe": str(_write(tmp_path)), "target": "h100", **given}
-    assert command(**given) == 2
+    words = ["explain", "--config", config, "--recipe", str(_write(tmp_path)), *given]
+    assert status(app, words) == 2
     assert part in capsys.readouterr().err
-    assert command(**given, as_json=True) == 2
+    assert status(app, [*words, "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["errors"]
 
 
