@@ -105,7 +105,14 @@ def _starts(
         if name in CHILDREN:
             continue
         job = fresh.Job(
-            name, options.model, None, options.dtype, options.trust, options.context, 1, options.sits
+            name,
+            options.model,
+            None,
+            options.dtype,
+            options.trust,
+            options.context,
+            1,
+            options.sits,
         )
         caches[name] = stack.enter_context(fresh.empty_caches())
         if name != "eager":
@@ -200,7 +207,9 @@ def _result(
         "ratios": _ratios(engines),
         "skipped": skipped,
         "text": text.digest(),
-        "versions": {n: importlib.metadata.version(n) for n in ("sitsopt", "torch", "transformers")},
+        "versions": {
+            n: importlib.metadata.version(n) for n in ("sitsopt", "torch", "transformers")
+        },
     }
 
 

@@ -102,6 +102,7 @@ def cache_argument(model: nn.Module) -> str:
 
 def static_cache(model: Any, max_len: int) -> Any:
     """A static cache with its tensors laid out, so that the first call compiles what later ones run."""
+    argument = cache_argument(model)
     from transformers import StaticCache
 
     limit = getattr(text_config(model), "max_position_embeddings", None)
@@ -110,7 +111,7 @@ def static_cache(model: Any, max_len: int) -> Any:
     cache = StaticCache(config=model.config, max_cache_len=max_len)
     token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     with torch.no_grad():  # the model knows its own heads; some have more than one size
-        model(input_ids=token, use_cache=True, **{cache_argument(model): cache})
+        model(input_ids=token, use_cache=True, **{argument: cache})
     cache.reset()
     return cache
 

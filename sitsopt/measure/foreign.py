@@ -43,7 +43,11 @@ class ForeignEngine:
         self.name = name
         command = [sys.executable, "-m", RUNTIMES[name][0], str(gguf), str(max_len), str(threads)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         try:
             hello = self._answer()

@@ -53,7 +53,8 @@ def _unpack(path: Path, dtype: torch.dtype, folder: Path) -> None:
             path.parent, gguf_file=path.name, local_files_only=True
         )
     except (ValueError, KeyError, OSError, NotImplementedError) as error:
-        raise InputError(f"{path} cannot be read as a GGUF model: {error}") from error
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{path} cannot be read as a GGUF model: {what}") from error
     tensors = {name: value.to(dtype) for name, value in tensors.items()}
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
