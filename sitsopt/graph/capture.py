@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch._functorch.aot_autograd import aot_export_module
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
-from .facts import storage_root
+from .facts import is_view, storage_root, tensor, val
 
 aten = torch.ops.aten
 
@@ -124,13 +125,24 @@ def _written(graph: GraphModule, signature: Any, placeholders: list[Node]) -> li
 
 
 def _check_views(results: list[Any], written: dict[Node, Node]) -> None:
-    news = set(written.values())
+    """A result may be a view of an input's new value; `restore` makes it a view of the input. It may not share
+    storage with one in any other way."""
+    homes = {storage_root(node) for pair in written.items() for node in pair}
     for node in results:
-        if not isinstance(node, Node) or node in news or node in written:
-            continue
-        root = storage_root(node)
-        if root in news or root in written:
-            raise CannotCapture("an output is a view of an input that the graph updates")
+        if isinstance(node, Node) and node not in written and storage_root(node) in homes:
+            if not _behind(node, set(written.values())):
+                raise CannotCapture("a result shares storage with an input that the graph updates")
+
+
+def _behind(node: Node, bases: set[Node]) -> list[Node]:
+    """The views that lead from one of `bases` to a node, that base first; empty where none does."""
+    chain = [node]
+    while chain[-1] not in bases:
+        node = chain[-1]
+        if node.op != "call_function" or not is_view(node) or not node.all_input_nodes:
+            return []
+        chain.append(node.all_input_nodes[0])
+    return chain[::-1]
 
 
 def _normalize(captured: Captured) -> None:
@@ -150,9 +162,10 @@ def _inside(node: Node) -> bool:
 
 def restore(captured: Captured, behind: Sequence[Node] = ()) -> None:
     """Turn the trailing outputs into writes to the inputs they belong to. The new values of the inputs `behind`
-    stay outputs, in that order: whoever runs the graph writes them."""
+    stay outputs, in that order: whoever runs the graph writes them. What is returned as a view of a new value
+    becomes a view of the input."""
     graph, output = captured.gm.graph, captured.gm.graph.output_node()
-    results = list(output.args[0])
+    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     count = len(results) - len(captured.written)
     news = dict(zip(captured.written, results[count:], strict=True))
     with graph.inserting_before(output):
@@ -160,7 +173,25 @@ def restore(captured: Captured, behind: Sequence[Node] = ()) -> None:
             if new is not place and place not in behind:
                 write = graph.call_function(aten.copy_.default, (place, new))
                 write.meta["val"] = place.meta["val"]
-    output.args = ((*results[:count], *(news[p] for p in behind)),)
+        places = {new: place for place, new in news.items()}
+        rest = [_on_the_input(graph, node, places) for node in results[:count]]
+    output.args = ((*rest, *(news[p] for p in behind)),)
+
+
+def _on_the_input(graph: Graph, node: Any, places: dict[Node, Node]) -> Any:
+    """The same view of an input as `node` is of the input's new value; anything else as it is."""
+    chain = _behind(node, set(places)) if isinstance(node, Node) else []
+    if len(chain) < 2:
+        return node
+    copies = {chain[0]: places[chain[0]]}
+    for link in chain[1:]:
+        made = graph.node_copy(link, lambda n: copies.get(n, n))
+        target: Any = made.target
+        made.meta["val"] = target(*map_arg(made.args, val), **map_arg(made.kwargs, val))
+        copies[link] = made
+    base, found = tensor(places[chain[0]]), tensor(copies[node])
+    same = base is not None and found is not None and torch._C._is_alias_of(base, found)
+    return copies[node] if same else node  # in eager's layout, the view was a copy
 
 
 def _first_line(error: BaseException) -> str:

@@ -17,6 +17,7 @@ from ..graph.capture import Captured, restore
 from ..graph.repeat import outline
 from ..rewrite.engine import Applied
 from .choose import kernel_for
+from .patterns import inductor_patches
 from .weights import Hoisted, hoist
 from .writes import Behind, written_behind
 
@@ -141,7 +142,8 @@ def compile_graph(gm: GraphModule, values: list[Any], lowering: Lowering) -> Com
         return gm.forward
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(gm, values, config_patches=lowering.inductor or None)
+    patches = {**inductor_patches(gm), **lowering.inductor}
+    return compile_fx(gm, values, config_patches=patches or None)
 
 
 def with_arguments(compiled: Compiled, finished: Finished, total: int) -> Compiled:

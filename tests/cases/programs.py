@@ -463,3 +463,152 @@ def own_copy_written_twice(x, y):
     middle = out.clone()
     out[0] = 0
     return middle, out
+
+
+# -- results: which of them are views of what -----------------------------------------------------------
+
+RESULTS: dict[str, Callable[..., Any]] = {}
+
+
+def returns(fn: Callable[..., Any]) -> Callable[..., Any]:
+    RESULTS[fn.__name__] = fn
+    return fn
+
+
+@returns
+def the_input(x):
+    return x
+
+
+@returns
+def the_input_twice(x):
+    return x, x
+
+
+@returns
+def one_value_twice(x):
+    y = x * 2
+    return y, y, [y]
+
+
+@returns
+def views_of_the_input(x):
+    return x[1], x.t(), x.view(-1), x.detach()
+
+
+@returns
+def views_of_one_another(x):
+    y = x * 2
+    return y, y[0], y.t()
+
+
+@returns
+def a_view_without_its_base(x):
+    return (x * 2)[1:3].t()
+
+
+@returns
+def copies_of_the_input(x):
+    return x.clone(), x.contiguous(), x + 0, x.reshape(-1)
+
+
+@returns
+def nothing(x):
+    x * 2
+
+
+@returns
+def holes(x):
+    return None, x * 2, None
+
+
+@returns
+def numbers(x):
+    return x.shape[0], 2.5, True, x * x.shape[1], "text"
+
+
+@returns
+def nested(x):
+    return {"a": [x * 2, (x + 1, None)], "b": {"c": x.sum()}}
+
+
+@returns
+def nothing_of_it_used(x):
+    return torch.ones(3)
+
+
+@returns
+def updated(x):
+    x.add_(1)
+    return x
+
+
+@returns
+def row_of_the_updated(x):
+    x.add_(1)
+    return x[0]
+
+
+@returns
+def old_row_of_the_updated(x):
+    row = x[0]
+    x.add_(1)
+    return row, x
+
+
+@returns
+def slices_of_the_updated(x):
+    x[1:3] = 0
+    return x[1:3], x.t()
+
+
+@returns
+def copies_of_the_updated(x):
+    x.add_(1)
+    return x.reshape(-1), x.contiguous(), x.clone()
+
+
+@returns
+def transpose_updated(x):
+    x.t().add_(1)
+    return x.t()
+
+
+@returns
+def chunk_of_the_updated(x):
+    x.add_(1)
+    a, b = x.chunk(2)
+    return b, a * 1
+
+
+@returns
+def rows_of_two_updated(x, y):
+    x.copy_(y)
+    y.add_(1)
+    return x[0], y[0]
+
+
+@returns
+def view_of_a_view_of_the_updated(x):
+    x.add_(1)
+    return x.view(-1)[2:8].view(2, 3)
+
+
+@returns
+def detached_and_unbound_of_the_updated(x):
+    x.add_(1)
+    return x.detach(), x.unbind(0)[1]
+
+
+@returns
+def detached_before_the_update(x):
+    v = x.detach()
+    x.mul_(2)
+    return v
+
+
+@returns
+def updated_with_a_returned_value(x, y):
+    z = y * 2
+    x.copy_(z)
+    return z, x
