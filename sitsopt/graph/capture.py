@@ -22,7 +22,11 @@ aten = torch.ops.aten
 
 
 class CannotCapture(Exception):
-    """The graph must go to Inductor as it came; the message says why."""
+    """The graph must be run as it came; the message says why."""
+
+
+class SharedInputs(CannotCapture):
+    """Only eager is known to get such writes right."""
 
 
 @dataclass
@@ -57,11 +61,13 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
             gm, list(inputs), trace_joint=False, pre_dispatch=True, decompositions={}
         )
     except Exception as error:
+        if "aliased inputs that are mutated" in str(error):
+            raise SharedInputs("inputs that share memory are written to") from error
         raise CannotCapture(f"functionalization failed: {_first_line(error)}") from error
     assert isinstance(graph, GraphModule)
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    attached = [dict(gm.named_parameters(remove_duplicate=False)), dict(gm.named_buffers(remove_duplicate=False))]
-    extra = [t for group in attached for t in group.values()]
+    attached = [*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False)]
+    extra: list[Any] = list(dict(attached).values())
     if len(placeholders) != len(extra) + len(inputs):
         raise CannotCapture("effect tokens in the graph")
     values = [*extra, *inputs]
@@ -97,9 +103,9 @@ def _of_module(source: Any) -> bool:
         return False
     try:
         guard = source.guard_source if not callable(source.guard_source) else source.guard_source()
-        return bool(guard.is_nn_module() or guard.is_unspecialized_nn_module())
-    except (AttributeError, NotImplementedError):
+    except NotImplementedError:
         return False
+    return "NN_MODULE" in guard.name  # specialized or not, of PyTorch or the user's own
 
 
 def _written(graph: GraphModule, signature: Any, placeholders: list[Node]) -> list[Node]:
@@ -108,7 +114,7 @@ def _written(graph: GraphModule, signature: Any, placeholders: list[Node]) -> li
     named = {n: fqn for n, fqn in (*signature.inputs_to_buffers.items(), *signature.inputs_to_parameters.items())}
     by_fqn = {fqn: n for n, fqn in named.items()}
     output = graph.graph.output_node()
-    results = list(output.args[0])
+    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     mutated = (signature.buffers_to_mutate, getattr(signature, "parameters_to_mutate", {}),
                signature.user_inputs_to_mutate)  # fmt: skip
     names = {out: name for group in mutated for out, name in group.items()}
@@ -190,7 +196,7 @@ def _on_the_input(graph: Graph, node: Any, places: dict[Node, Node]) -> Any:
         made.meta["val"] = target(*map_arg(made.args, val), **map_arg(made.kwargs, val))
         copies[link] = made
     base, found = tensor(places[chain[0]]), tensor(copies[node])
-    same = base is not None and found is not None and torch._C._is_alias_of(base, found)
+    same = base is not None and found is not None and torch._C._is_alias_of(base, found)  # type: ignore[attr-defined]
     return copies[node] if same else node  # in eager's layout, the view was a copy
 
 

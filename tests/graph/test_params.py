@@ -1,0 +1,44 @@
+"""Which inputs of a captured graph are parameters and constants of the model."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sitsopt.graph.capture import Captured, capture
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.register_buffer("own", torch.ones(4, 1, 1))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x, scale):
+        self.count.add_(1)
+        return self.norm(self.conv(x)) * self.own * scale
+
+
+def captured(model: nn.Module, *args: torch.Tensor) -> Captured:
+    found: list[Captured] = []
+
+    def backend(gm, inputs):
+        found.append(capture(gm, inputs))
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(model, backend=backend)(*args)
+    return found[0]
+
+
+def test_buffers_count_as_parameters_arguments_and_written_buffers_do_not():
+    model = Model().eval()
+    x, scale = torch.randn(1, 3, 5, 5), torch.ones(4, 1, 1)
+    graph = captured(model, x, scale)
+    of = {id(v): p in graph.params for p, v in zip(graph.placeholders, graph.inputs, strict=True)}
+    mine = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert not of[id(mine.pop("count"))] and not of[id(x)] and not of[id(scale)]
+    mine.pop("norm.num_batches_tracked")
+    assert all(of[id(value)] for value in mine.values())
