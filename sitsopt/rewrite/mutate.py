@@ -5,6 +5,7 @@ A mutant is *caught* when an example of the original rule fails under it (mutati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -84,7 +85,7 @@ def perturbed(value: Any) -> list[Any]:
     if isinstance(value, int):
         return [value + 1]
     if isinstance(value, float):
-        return [value * 1.25] if value else [1.0]
+        return [value * 1.25] if value and math.isfinite(value) else [1.0]
     return []
 
 
