@@ -82,6 +82,9 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "vit": ("ViTConfig", "ViTModel", {**ENCODER, "image_size": 12, "patch_size": 4}),
     "clip": ("CLIPTextConfig", "CLIPTextModel", {**ENCODER, "vocab_size": VOCAB}),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", WHISPER),
+    "levit": ("LevitConfig", "LevitModel", {
+        "image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4],
+        "depths": [1, 1, 1], "key_dim": [8, 8, 8], "drop_path_rate": 0}),
     "resnet": ("ResNetConfig", "ResNetModel", {
         "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": "basic"}),
 }  # fmt: skip
@@ -120,11 +123,14 @@ def build(
 
 
 def _stir(model: nn.Module) -> None:
-    """Gains and biases start as ones and zeros, which hide a lost factor or term."""
+    """Gains, biases and statistics start as ones and zeros, which hide a lost factor or term."""
     with torch.no_grad():
         for value in model.parameters():
             if value.dim() == 1:
                 value.add_(torch.randn_like(value) * 0.1)
+        for name, value in model.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                value.add_(torch.rand_like(value) * 0.5)
 
 
 def call(model: nn.Module, phase: str = "forward") -> tuple[tuple[Any, ...], dict[str, Any]]:
