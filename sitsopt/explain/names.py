@@ -25,11 +25,16 @@ def collapse(paths: Iterable[str]) -> list[str]:
     return found
 
 
+def parts(paths: Iterable[str], most: int) -> list[str]:
+    """The first few of the collapsed paths, and how many more there are."""
+    short = [p or "the model itself" for p in collapse(paths)]
+    more = [f"and {len(short) - most} more"] if len(short) > most else []
+    return short[:most] + more
+
+
 def where(paths: Iterable[str], most: int = 3) -> str:
     """The collapsed paths on one line, the first few of them."""
-    short = collapse(paths)
-    more = f" and {len(short) - most} more" if len(short) > most else ""
-    return ", ".join(p or "the model itself" for p in short[:most]) + more
+    return ", ".join(parts(paths, most)).replace(", and ", " and ")
 
 
 def _merged(paths: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 
 from . import misses
-from .names import micros, short, size, tidy, where
+from .names import micros, short, size, where
 from .sites import Spot, step, sums
 from .story import Story
 from .text import lowered
@@ -60,7 +60,7 @@ def as_html(story: Story) -> str:
         notes=story.notes, graphs=record.graphs, heats=heats(story), rules=_rules(story),
         recorded=story.recorded, shown=shown, further=further,
         effective=list(dict.fromkeys(record.effective)),
-        where=where, size=size, micros=micros, short=short, tidy=tidy,
+        where=where, size=size, micros=micros, short=short,
     )  # fmt: skip
 
 

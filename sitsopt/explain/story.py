@@ -36,7 +36,7 @@ class Story:
     @cached_property
     def shown(self) -> list[misses.Group]:
         """The misses worth a reader's time, the closest first."""
-        return misses.shown(self.attempts, self.spots)
+        return [g for g in misses.groups(self.attempts) if g.near]
 
     def fired(self, rule: str) -> int:
         return len(self.spots.get(rule, ()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 
 from rich.console import Console, RenderableType
@@ -12,15 +12,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..rewrite.record import Miss
-from .misses import Group, share
-from .names import micros, plural, short, size, tidy, where
+from .misses import Group
+from .names import micros, parts, plural, short, size, where
 from .sites import Spot, Sums, step, sums
 from .story import Story
 
 WIDTH = 118
 MOST = 12  # groups of near misses
 MOST_STEPS = 3
+MOST_PLACES = 3
 
 
 def as_text(renderable: RenderableType, width: int = WIDTH) -> str:
@@ -74,14 +74,17 @@ def _applied(story: Story) -> Iterator[RenderableType]:
         yield Text("No rule fired.", style="bold")
         return
     yield Text(f"{plural(len(story.spots), 'rule')} fired at {plural(count, 'site')}", style="bold")
-    table = _table("rule", ">sites", "where", "lowered by", ">bytes saved", ">time, alone → fused")
-    table.columns[2].min_width = 36
+    table = _table(
+        "rule, where", ">sites", "step", ">bytes saved", ">time, alone → fused", "lowered by"
+    )
+    table.columns[0].min_width = 44
     for name, found in story.spots.items():
         totals = sums(found)
         table.add_row(
-            escape(name), str(len(found)), escape(where(s.module for s in found)), escape(lowered(found)),
-            escape(by_step(totals, lambda s: size(s.bytes_saved))), escape(by_step(totals, _times)),
-        )  # fmt: skip
+            Text("\n  ".join([name, *parts((s.module for s in found), MOST_PLACES)])),
+            str(len(found)),
+            *("\n".join(map(escape, column)) for column in _by_step(totals, lowered(found))),
+        )
     yield table
     for why, names in _reasons(story).items():
         yield Text(f"{why} ({', '.join(names)})", style="dim")
@@ -91,17 +94,15 @@ def _applied(story: Story) -> Iterator[RenderableType]:
         )
 
 
-def by_step(totals: dict[str, Sums], say: Callable[[Sums], str]) -> str:
-    """One line a step, `decode 1.2 MB`; the step is left out when all say the same."""
-    return _lines({name: say(s) for name, s in totals.items()})
-
-
-def _lines(said: dict[str, str]) -> str:
-    if len(set(said.values())) == 1:
-        return next(iter(said.values()))
-    lines = [f"{name} {text}" for name, text in said.items()]
-    more = [f"and {len(lines) - MOST_STEPS} more"] if len(lines) > MOST_STEPS else []
-    return "\n".join(lines[:MOST_STEPS] + more)
+def _by_step(totals: dict[str, Sums], how: dict[str, str]) -> Iterator[list[str]]:
+    """Columns with a line a step: its name, bytes, times, by whom; one line when the steps do not differ."""
+    rows = [(name, size(t.bytes_saved), _times(t), how[name]) for name, t in totals.items()]
+    if len({row[1:] for row in rows}) == 1:
+        rows = [("all" if len(rows) > 1 else rows[0][0], *rows[0][1:])]
+    more = len(rows) - MOST_STEPS
+    if more > 0:
+        rows = [*rows[:MOST_STEPS], (f"… {more} more", "", "", "")]
+    return (list(column) for column in zip(*rows, strict=True))
 
 
 def _times(total: Sums) -> str:
@@ -110,15 +111,16 @@ def _times(total: Sums) -> str:
     return f"{micros(total.unfused_us)} → {micros(total.predicted_us)}"
 
 
-def lowered(found: Iterable[Spot]) -> str:
-    """`cpp`, or a line a step where they differ."""
+def lowered(found: Iterable[Spot]) -> dict[str, str]:
+    """By whom, in each step: `cpp`, or `cpp 28, inductor 2`."""
     counts: dict[str, Counter[str]] = {}
     for spot in found:
         for graph, site in spot.graphs.items():
             counts.setdefault(step(graph), Counter())[site.lowered] += 1
-    said = {name: ", ".join(f"{how} {n}" if len(c) > 1 else how for how, n in c.most_common())
-            for name, c in counts.items()}  # fmt: skip
-    return _lines(said)
+    return {
+        name: ", ".join(f"{how} {n}" if len(c) > 1 else how for how, n in c.most_common())
+        for name, c in counts.items()
+    }
 
 
 def _reasons(story: Story) -> dict[str, list[str]]:
@@ -154,15 +156,16 @@ def group_lines(group: Group, name: bool = True) -> RenderableType:
     """A group of misses: where, what failed and why, expected against found, the model's own line."""
     miss = group.miss
     places = plural(len(group.attempts), "place")
+    elsewhere = f"; it fires there in {_some(group.fires_in)}" if group.fires_in else ""
     head = Text.assemble(
         (f"{miss.rule}  " if name else ""), (where(group.modules), "bold"),
-        f"  ({places}, {_fit(group)}, in {_some(group.graphs)})",
+        f"  ({places}, {group.fit}, in {_some(group.graphs)}{elsewhere})",
     )  # fmt: skip
     text = [f"{miss.reason}: {miss.condition}" if miss.condition else miss.reason]
     if miss.explanation:
         text[0] += f" — {miss.explanation}"
-    if miss.expected or miss.found:
-        text.append(_difference(miss))
+    if group.difference:
+        text.append(group.difference)
     if group.taken_by:
         text.append(f"the node went to {', '.join(group.taken_by)}")
     if miss.place.source:
@@ -174,22 +177,7 @@ def group_lines(group: Group, name: bool = True) -> RenderableType:
     return table
 
 
-def _difference(miss: Miss) -> str:
-    """Expected and found; what the condition says already is not said again."""
-    found = tidy(miss.found).removeprefix(f"`{miss.condition}` with ") or "?"
-    if miss.expected in ("", miss.condition):
-        return f"found {found}"
-    return f"expected {miss.expected}, found {found}"
-
-
-def _fit(group: Group) -> str:
-    miss = group.miss
-    if share(miss) == 1.0:
-        return "the whole pattern fits"
-    return f"{miss.matched} of {miss.of} ops fit"
-
-
-def _some(names: list[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_STEPS} more" if len(names) > MOST_STEPS else ""
     return ", ".join(names[:MOST_STEPS]) + more
 
@@ -208,5 +196,7 @@ def _table(*heads: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for head in heads:
         right = head.startswith(">")
-        table.add_column(head.lstrip(">"), justify="right" if right else "left", overflow="fold")
+        table.add_column(
+            head.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=right
+        )
     return table

@@ -105,7 +105,7 @@ def _beside(open_places: list[misses.Attempt], total: int) -> str:
 
 def _taken(mine: list[misses.Attempt]) -> str:
     """Where the pattern fits but another rule was first."""
-    lost = Counter(a.taken_by for a in mine if a.taken_by and a.share == 1.0)
+    lost = Counter(a.taken_by for a in mine if a.taken_by and a.refused)
     by = ", ".join(f"{rule} ({n})" for rule, n in lost.most_common())
     return (
         f" At {plural(sum(lost.values()), 'place')} its pattern fits, but the nodes went to {by}."

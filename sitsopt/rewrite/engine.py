@@ -153,8 +153,8 @@ class _Engine:
         self.ordinals[base] += 1
         site = self._note(key, match, edit, module, before)
         if self.settings.target:
-            made = edit.made if edit else match.nodes[:1]
-            predict(site, costs, sum(not is_view(n) for n in made), self.settings.target)
+            kernels = sum(not is_view(n) for n in edit.made) if edit else 1
+            predict(site, costs, kernels, self.settings.target)
         return None
 
     def _note(self, key: str, match: Match, edit: Edit | None, module: str, before: int | None) -> Site:

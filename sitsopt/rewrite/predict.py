@@ -29,7 +29,7 @@ def predict(site: Site, before: Sequence[Work], kernels: int, target: Target) ->
         return
     heaviest = max(before, key=lambda w: w.flops if isinstance(w.flops, int) else 0, default=Work())
     flops = sum(w.flops for w in before)
-    after = Work(site.bytes_after, flops, max(1, kernels), heaviest.dtype)
+    after = Work(site.bytes_after, flops, kernels, heaviest.dtype)
     site.predicted_us = predict_us(after, target)
 
 
