@@ -11,11 +11,12 @@ import torch
 from torch.fx import GraphModule
 
 from .graph import ops as _reference_ops  # noqa: F401  registers the sits:: ops
-from .graph.capture import CannotCapture, Captured, capture
+from .graph.capture import CannotCapture, Captured, SharedInputs, capture
 from .rewrite.engine import Applied, Settings, rewrite
 from .rewrite.record import Effective, GraphRecord
 from .rewrite.view import GraphView
 from .runtime.lower import Compiled, Lowering, choose_kernels, compile_graph, finish, with_arguments
+from .runtime.writes import Sharing, rough_writes
 from .spec.rule import Rule
 from .spec.target import Target
 
@@ -49,6 +50,8 @@ def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRec
     for repeat in (plan.lowering.repeat and not record.grad, False):
         try:
             return _compiled(gm, inputs, plan, record, repeat)
+        except SharedInputs as error:
+            return _fall_back(gm, inputs, replace(plan, lowering=Lowering("eager")), record, str(error))
         except CannotCapture as error:
             return _fall_back(gm, inputs, plan, record, str(error))
         except torch._dynamo.exc.TorchDynamoException:
@@ -75,7 +78,8 @@ def _compiled(
     record.repeated = finished.repeated
     compiled = compile_graph(finished.gm, finished.values, lowering)
     record.compile_ms = (time.perf_counter() - start) * 1e3
-    return with_arguments(compiled, finished, len(inputs))
+    called = with_arguments(compiled, finished, len(inputs))
+    return Sharing(inputs).guard(called, gm.forward) if captured.written else called
 
 
 def rewritten(
@@ -121,7 +125,17 @@ def _fall_back(
     record.fallback = reason
     if plan.strict:
         raise LoweringError(f"graph {record.name}: {reason}")
-    return compile_graph(gm, list(inputs), plan.lowering)
+    lowering = plan.lowering
+    if lowering.how != "eager" and rough_writes(gm):
+        record.fallback += "; it runs without a compiler, as it writes to its inputs"
+        lowering = Lowering("eager")
+    try:
+        return compile_graph(gm, list(inputs), lowering)
+    except torch._dynamo.exc.TorchDynamoException:
+        raise
+    except Exception as error:
+        record.fallback += f"; it runs without a compiler: {type(error).__name__}: {error}"
+        return gm.forward
 
 
 def fallback_effects(record: GraphRecord) -> list[Effective]:

@@ -5,16 +5,18 @@ contents, or the result of the scatter, are still wanted: `y.copy_(x); x.add_(1)
 `z = x.slice_scatter(y); x.zero_()`, `x[0] = y; z = x.clone(); x[1] = y`. A write stays in the graph only in a shape
 without any of that: a new value computed from scratch, or a chain of scatters into the input that nobody else
 reads, as a cache does. The new values of all others become outputs, and are copied into their inputs after the call.
+
+A compiled graph is right only for inputs that share storage as they did when it was compiled; Dynamo does not look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from ..graph.capture import Captured
 from ..graph.facts import is_view
@@ -128,3 +130,57 @@ class Behind:
         values = [n.clone() if n.untyped_storage().data_ptr() in homes else n for n in news]
         for place, value in zip(places, values, strict=True):
             place.copy_(value)
+
+
+# Ops of a graph as Dynamo wrote it that Inductor may get wrong when they write to an input.
+ROUGH = {"setitem", "copy_", "zero_", "fill_", "masked_fill_", "set_"}
+
+
+def rough_writes(gm: GraphModule) -> bool:
+    """Whether a graph of Dynamo's writes to its inputs in a way that only eager is known to get right."""
+    homes = {_home(n.meta.get("example_value")) for n in gm.graph.nodes if n.op == "placeholder"}
+    return any(
+        isinstance(place, Node) and _home(place.meta.get("example_value")) in homes - {0}
+        for place in map(_roughly_written, gm.graph.nodes)
+    )
+
+
+def _roughly_written(node: Node) -> Any:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if "out" in node.kwargs:
+        return node.kwargs["out"]
+    return node.args[0] if name in ROUGH and node.args else None
+
+
+def _home(value: Any) -> int:
+    """Which storage a tensor lies in; 0 for one without, and for anything else."""
+    strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return int(value.untyped_storage()._cdata) if strided else 0
+
+
+class Sharing:
+    """Which inputs of a graph share storage. Parameters are left out: nothing is written to them."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self.places = [
+            i for i, t in enumerate(inputs)
+            if isinstance(t, torch.Tensor) and not isinstance(t, torch.nn.Parameter) and _home(t)
+        ]  # fmt: skip
+        self.pattern = self._pattern(inputs)
+
+    def _pattern(self, inputs: Sequence[Any]) -> list[int]:
+        first: dict[int, int] = {}
+        return [first.setdefault(inputs[i].untyped_storage()._cdata, i) for i in self.places]
+
+    def guard(
+        self, compiled: Callable[..., Any], otherwise: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """`compiled` for inputs that share storage as these do, `otherwise` for any others."""
+        if len(self.places) < 2:
+            return compiled
+
+        def call(*args: Any) -> Any:
+            chosen = compiled if self._pattern(args) == self.pattern else otherwise
+            return chosen(*args)
+
+        return call
