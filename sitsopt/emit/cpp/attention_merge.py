@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 MERGE_TEXT = r"""
-INLINE int64_t group_of(const SitsAttention* a) { return a->heads / a->kv_heads; }
-
-static void load_queries(const SitsAttention* a, int64_t b, int64_t h, float* q) {
+static void load_queries(const SitsAttention* a, const Segment& at, float* q) {
     int64_t group = group_of(a);
-    for (int64_t t = 0; t < a->rows; t++)
+    for (int64_t t = at.first; t < at.first + at.rows; t++)
         for (int64_t g = 0; g < group; g++, q += QP) {
-            const elem* from = (const elem*)a->q + b * a->q_stride[0] +
-                               (h * group + g) * a->q_stride[1] + t * a->q_stride[2];
+            const elem* from = (const elem*)a->q + at.b * a->q_stride[0] +
+                               (at.h * group + g) * a->q_stride[1] + t * a->q_stride[2];
 #if defined(DOT2)
             q[QP - 1] = 0.0f;  // the last pair may be half a pair
             memcpy(q, from, HD * sizeof(elem));
@@ -53,18 +51,18 @@ INLINE int64_t even_block(int64_t rows, int64_t most) {
     return (rows + blocks - 1) / blocks;
 }
 
-// Runs `count` tiles of segment s; leaves accumulators, m and l in `part`.
-static void sweep(const SitsAttention* a, int64_t s, const int32_t* tiles, int64_t count, float* mine,
-                  float* part) {
-    int64_t b = s / a->kv_heads, h = s % a->kv_heads, group = group_of(a), rows = a->rows * group;
-    int64_t keys = last_key(a), ks = a->k_stride[2], vs = a->v_stride[2];
-    const elem* k = (const elem*)a->k + b * a->k_stride[0] + h * a->k_stride[1];
-    const elem* v = (const elem*)a->v + b * a->v_stride[0] + h * a->v_stride[1];
+// Runs `count` tiles of a segment; leaves accumulators, m and l in `part`.
+static void sweep(const SitsAttention* a, const Segment& at, const int32_t* tiles, int64_t count,
+                  float* mine, float* part) {
+    int64_t group = group_of(a), rows = at.rows * group;
+    int64_t keys = a->keys, ks = a->k_stride[2], vs = a->v_stride[2];
+    const elem* k = (const elem*)a->k + at.b * a->k_stride[0] + at.h * a->k_stride[1];
+    const elem* v = (const elem*)a->v + at.b * a->v_stride[0] + at.h * a->v_stride[1];
     float *q = mine, *scores = q + up(rows * QP), *bias = scores + rows * TILE;
     float *alpha = bias + rows * TILE, *o = part, *m = o + up(rows * VP), *l = m + up(rows);
     bool by_head = a->mask_kind && a->mask_stride[1];
     int64_t qblock = even_block(rows, QROWS), vblock = even_block(rows, VROWS);
-    load_queries(a, b, h, q);
+    load_queries(a, at, q);
     memset(o, 0, rows * VP * sizeof(float));
     for (int64_t r = 0; r < rows; r++) { m[r] = -INFINITY; l[r] = 0.0f; }
     for (int64_t i = 0; i < count; i++) {
@@ -76,11 +74,11 @@ static void sweep(const SitsAttention* a, int64_t s, const int32_t* tiles, int64
             int64_t size = rows - r < qblock ? rows - r : qblock;
             SCORE[size - 1](q + r * QP, k + from * ks, r ? nullptr : next_k, ks, n, scores + r * TILE);
         }
-        bool biased = a->mask_kind || n < TILE || (a->causal && from + n > 1);
+        bool biased = a->mask_kind || n < TILE || (a->causal && from + n > at.first + 1);
         for (int64_t r = 0; r < rows; r++) {
             float* add = bias + (by_head ? r : r / group) * TILE;
             if (biased && (by_head || r % group == 0))
-                fill_bias(a, b, h * group + r % group, r / group, from, n, add);
+                fill_bias(a, at.b, at.h * group + r % group, at.first + r / group, from, n, add);
             alpha[r] = soften(scores + r * TILE, biased ? add : nullptr, a->scale, a->softcap, m[r], l[r]);
         }
         for (int64_t r = 0; r < rows; r += vblock) {
@@ -104,12 +102,12 @@ INLINE void write_row(const vf* x, elem* out) {
     for (int i = 0; i < VD; i++) out[i] = narrow(flat[i]);
 }
 
-// Writes segment s from its n partial results; returns whether some row saw nothing above LOW.
-static bool finish(const SitsAttention* a, int64_t s, float* const* parts, int n) {
-    int64_t b = s / a->kv_heads, h = s % a->kv_heads, group = group_of(a), rows = a->rows * group;
+// Writes a segment from its n partial results; returns whether some row saw nothing above LOW.
+static bool finish(const SitsAttention* a, const Segment& at, float* const* parts, int n) {
+    int64_t group = group_of(a), rows = at.rows * group;
     bool lost = false;
     for (int64_t r = 0; r < rows; r++) {
-        int64_t head = h * group + r % group;
+        int64_t head = at.h * group + r % group;
         float peak = a->sinks ? a->sinks[head] : -INFINITY;
         for (int i = 0; i < n; i++) {
             float m = parts[i][up(rows * VP) + r];
@@ -125,8 +123,8 @@ static bool finish(const SitsAttention* a, int64_t s, float* const* parts, int n
             for (int j = 0; j < VP / W; j++) x[j] = fma(loadf(o + j * W), splat(share), x[j]);
         }
         for (int j = 0; j < VP / W; j++) x[j] = x[j] / splat(total == 0.0f ? 1.0f : total);
-        write_row(x, (elem*)a->out + b * a->out_stride[0] + head * a->out_stride[1] +
-                         r / group * a->out_stride[2]);
+        write_row(x, (elem*)a->out + at.b * a->out_stride[0] + head * a->out_stride[1] +
+                         (at.first + r / group) * a->out_stride[2]);
         lost |= peak <= LOW;
     }
     return lost;

@@ -1,11 +1,11 @@
-"""C++ text: the torch op over the attention kernels, and the wide path for many query rows."""
+"""C++ text: the torch op over the attention kernels, and the way through ATen where there is none."""
 
 from __future__ import annotations
 
-_SKINNY = r"""
+_OWN = r"""
 namespace {
-// Above this many query positions the work is a matrix product, which ATen does better.
-constexpr int64_t MOST_QUERY_ROWS = 16;
+// Above this many query positions ATen does better; by dtype, as that depends on matrix units.
+std::atomic<int64_t> most_query_rows[3] = {INT64_MAX, INT64_MAX, INT64_MAX};
 
 struct AttentionSlot {
     int64_t key;  // dtype, head_dim, value_dim
@@ -22,7 +22,8 @@ int64_t slot_key(int64_t dtype, int64_t head_dim, int64_t value_dim) {
 
 SitsAttentionFn attention_kernel(const Tensor& q, const Tensor& k, const Tensor& v) {
     int dtype = dtype_index(q.scalar_type());
-    if (dtype < 0 || k.scalar_type() != q.scalar_type() || v.scalar_type() != q.scalar_type()) return nullptr;
+    if (dtype < 0 || q.size(2) > most_query_rows[dtype].load(std::memory_order_relaxed)) return nullptr;
+    if (k.scalar_type() != q.scalar_type() || v.scalar_type() != q.scalar_type()) return nullptr;
     int64_t key = slot_key(dtype, q.size(3), v.size(3));
     for (int i = 0, n = attention_count.load(std::memory_order_acquire); i < n; i++)
         if (attention_slots[i].key == key) return attention_slots[i].fn.load(std::memory_order_acquire);
@@ -71,7 +72,7 @@ void mask_strides(const Tensor& mask, at::IntArrayRef full, int64_t* strides) {
     }
 }
 
-Tensor skinny_attention(SitsAttentionFn fn, const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+Tensor own_attention(SitsAttentionFn fn, const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                         const OptTensor& mask, double scale, bool causal, double softcap, const Tensor& sinks) {
     Tensor q = rows_contiguous(q_in), k = rows_contiguous(k_in), v = rows_contiguous(v_in);
     Tensor out = attention_output(q_in, v_in);
@@ -99,7 +100,7 @@ Tensor skinny_attention(SitsAttentionFn fn, const Tensor& q_in, const Tensor& k_
 }
 """
 
-_WIDE = r"""
+_ATEN = r"""
 // The keys that some row may attend, [first, last).
 struct KeyRange { int64_t first, last; };
 
@@ -197,7 +198,7 @@ void composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
     }
 }
 
-Tensor wide_attention(const Tensor& q, Tensor k, Tensor v, OptTensor mask, double scale, bool causal,
+Tensor aten_attention(const Tensor& q, Tensor k, Tensor v, OptTensor mask, double scale, bool causal,
                       double softcap, const Tensor& sinks) {
     int64_t S = k.size(2), first = 0, last = S;
     int kind = mask_kind(mask);
@@ -229,11 +230,10 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const OptTen
                     q.size(1), " heads");
         sink = sinks->to(at::kFloat).reshape({-1}).contiguous();
     }
-    bool skinny = q.size(2) <= MOST_QUERY_ROWS && q.numel() > 0 && k.size(2) > 0 && v.size(3) > 0 &&
-                  mask_kind(mask) >= 0;
-    SitsAttentionFn fn = skinny ? attention_kernel(q, k, v) : nullptr;
-    if (fn) return skinny_attention(fn, q, k, v, mask, scale, causal, softcap, sink);
-    return wide_attention(q, k, v, mask, scale, causal, softcap, sink);
+    bool plain = q.numel() > 0 && k.size(2) > 0 && v.size(3) > 0 && mask_kind(mask) >= 0;
+    SitsAttentionFn fn = plain ? attention_kernel(q, k, v) : nullptr;
+    if (fn) return own_attention(fn, q, k, v, mask, scale, causal, softcap, sink);
+    return aten_attention(q, k, v, mask, scale, causal, softcap, sink);
 }
 }  // namespace
 
@@ -248,8 +248,10 @@ extern "C" int sits_set_attention(int dtype, int head_dim, int value_dim, void* 
     return 0;
 }
 
+extern "C" void sits_set_most_rows(int dtype, int64_t rows) { most_query_rows[dtype] = rows; }
+
 // Key tiles the calling thread's last call read, summed over batch and kv heads.
 extern "C" int64_t sits_tiles_read() { return tiles_read; }
 """
 
-ATTENTION_OPS = _SKINNY + _WIDE
+ATTENTION_OPS = _OWN + _ATEN

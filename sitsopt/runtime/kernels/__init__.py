@@ -22,7 +22,6 @@ __all__ = ["availability", "lookup", "refusal", "why_not"]
 
 OPS = ("attention", "linears", "gated")
 HEAD_DIMS = range(1, 513)
-QUERY_ROWS = 16  # at most; more is a matrix product, for which the op calls SDPA on the keys in use
 LINEAR_ROWS = 16
 
 
@@ -38,8 +37,8 @@ def availability() -> tuple[bool, str]:
 def lookup(op: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", **facts: Any) -> Any:
     """The overload to call for these facts, or None; `why_not` with the same arguments says why.
 
-    attention: head_dim, value_dim (head_dim unless given), q_rows (T; the op serves any, the kernel up to
-    16, so leave it out for an op that must serve both). linears, gated: rows (of x, likewise).
+    attention: head_dim, value_dim (head_dim unless given), q_rows (T). linears, gated: rows (of x). The ops
+    serve any number of rows; with q_rows or rows given, the answer is whether a kernel of ours would run.
     """
     return None if _attempt(op, dtype, device, facts) else getattr(torch.ops.sits_cpp, op).default
 
@@ -76,7 +75,7 @@ def refusal(op: str, dtype: torch.dtype, device: str | torch.device, facts: dict
                 return f"{name} {facts[name]} is outside 1 to {HEAD_DIMS[-1]}"
         if facts.get("head_dim") is None:
             return "attention needs head_dim"
-        rows, most = facts.get("q_rows"), QUERY_ROWS
+        rows, most = facts.get("q_rows"), load.most_query_rows(load.DTYPE_NAMES[dtype])
     else:
         rows, most = facts.get("rows"), LINEAR_ROWS
     if rows is not None and rows > most:

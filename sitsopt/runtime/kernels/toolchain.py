@@ -97,6 +97,7 @@ KERNEL_FLAGS = (
     "-fPIC",
     "-ffp-contract=off",  # products and sums fuse where the text says fma, nowhere else
     "-fno-math-errno",
+    "-fno-trapping-math",
     "-fvisibility=default",
     "-Wno-psabi",
 )
