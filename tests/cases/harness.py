@@ -11,15 +11,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from sitsopt.pipeline import Plan, process
+from sitsopt.rewrite.order import ordered
 from sitsopt.rewrite.record import GraphRecord
 from sitsopt.runtime.lower import Lowering
-from sitsopt.spec.rule import Rule, load_rule
+from sitsopt.spec.locate import rule_dirs
+from sitsopt.spec.rule import Rule, load_rule, load_rules
 
 Layout = Callable[[torch.Tensor], torch.Tensor]
 F32, BF16 = torch.float32, torch.bfloat16
@@ -317,3 +320,9 @@ def _one_case(
 
 def _misses(code: Compiled) -> list[str]:
     return [f"{m.rule}: {m.reason} {m.condition}" for r in code.records for m in r.misses]
+
+
+@lru_cache
+def shipped() -> tuple[Rule, ...]:
+    """The project's own rules, in the order in which they run."""
+    return tuple(ordered(load_rules(rule_dirs())))
