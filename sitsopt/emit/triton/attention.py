@@ -30,7 +30,8 @@ def source(kernel: FlashAttention) -> Source:
     write(HEADER)
     params = parameters(kernel)
     rows, warps, stages = _shape(kernel)
-    tile = TILE if kernel.cache or kernel.head_dim <= 128 else 32
+    roomy = kernel.head_dim <= 128 and (kernel.splits or kernel.dtype != "f32")
+    tile = TILE if kernel.cache or roomy else 32
     constants = {"ROWS": rows, "TILE": tile}
     with function(write, kernel.name, params, constants, _doc(kernel)):
         _place(write, kernel)
@@ -55,8 +56,10 @@ def _shape(kernel: FlashAttention) -> tuple[int, int, int]:
     """Rows of a program, warps, pipeline stages."""
     if kernel.splits:
         return 16, 4, 3 if kernel.head_dim <= 128 else 2
-    if kernel.dtype == "f32" or kernel.head_dim > 128:
+    if kernel.mask or kernel.cache or kernel.head_dim > 128:
         return 64, 8, 2
+    if kernel.dtype == "f32":
+        return 32, 4, 1
     return 128, 8, 2
 
 

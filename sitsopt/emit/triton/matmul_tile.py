@@ -32,7 +32,8 @@ def _load_x(write: Writer, kernel: Matmul, name: str, k: str) -> None:
     wide = "" if kernel.skinny else ".to(tl.int64)"
     keep = "(m < rows)[:, None]" + _k_keep(kernel, f"{k}[None, :]")
     at = f"x_ptr + (m{wide} * x_stride)[:, None] + {k}[None, :]"
-    write(f"{name} = tl.load({at}, mask={keep}, other=0)")
+    zero = "0.0" if kernel.inputs == "f8e4m3" else "0"
+    write(f"{name} = tl.load({at}, mask={keep}, other={zero})")
     if not kernel.norm:
         return
     write(f"{name} = {name}.to(tl.float32) * rstd[:, None]")
@@ -57,7 +58,8 @@ def _n_keep(kernel: Matmul) -> str:
 def _load_w(write: Writer, kernel: Matmul, shift: int) -> None:
     """w [k, cols], in a dtype that the product takes."""
     keep = " & ".join(part for part in (_n_keep(kernel), _k_keep(kernel, "k[:, None]")[3:]) if part)
-    guard = f", mask={keep}, other=0" if keep else ""
+    zero = "0.0" if kernel.weight == "f8e4m3" and kernel.native_fp8 else "0"
+    guard = f", mask={keep}, other={zero}" if keep else ""
     once = ', eviction_policy="evict_first"' if kernel.skinny else ""
     row = f"(n + {shift})" if shift else "n"
     write(f"w = tl.load(w_ptr + ({row} * {kernel.k})[None, :] + k[:, None]{guard}{once})")

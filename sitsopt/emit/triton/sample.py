@@ -55,8 +55,8 @@ def argmax(kernel: Argmax) -> Source:
         with write.block("if ticket == SPLITS - 1:"):
             write("""
                 tl.store(lock_ptr + row, 0)
-                best = tl.max(tl.load(part_ptr + row * SPLITS + tl.arange(0, SPLITS)), 0)
-                tl.store(out_ptr + row, 0x7FFFFFFF - (best & 0x7FFFFFFF))
+                winner = tl.max(tl.load(part_ptr + row * SPLITS + tl.arange(0, SPLITS)), 0)
+                tl.store(out_ptr + row, 0x7FFFFFFF - (winner & 0x7FFFFFFF))
             """)
     return Source(kernel.name, "sample", write.text(), params, tuple(constants.items()), 8)
 
