@@ -77,7 +77,7 @@ class _Engine:
             keys = root_keys(rule, index)
             if not all(self.view.by_key.get(k) for k in needed_keys(rule, index)):
                 continue
-            for node in self.view.nodes(keys):
+            for node in [n for key in keys for n in self.view.nodes((key,))]:
                 if node in self.view.dead or node in done:
                     continue
                 if not self.settings.misses and not plausible(rule, index, node, COMMUTATIVE):
@@ -172,18 +172,19 @@ class _Engine:
         return site
 
 
-def root_keys(rule: Rule, spelling: int) -> set[str]:
-    """Op keys a spelling's first return can stand at; through a cast that may be no node, its operand's too."""
+def root_keys(rule: Rule, spelling: int) -> tuple[str, ...]:
+    """Op keys a spelling's first return can stand at; through a cast that may be no node, its operand's too. Casts come
+    first: where there is one, a match without it would be the smaller one and leave the cast behind."""
     program = rule.spellings[spelling].program
     lets = {n: let for let in program.lets for n in let.names}
-    let, keys = lets[program.returns[0]], set()
+    let, keys = lets[program.returns[0]], dict[str, None]()
     while True:
         key = canonical(let.call.op)
-        keys.add(key)
+        keys[key] = None
         operand = let.call.args[0] if let.call.args else None
         name = getattr(operand, "name", None)
         if key != "prim.cast" or name not in lets:
-            return keys
+            return tuple(keys)
         let = lets[name]
 
 
