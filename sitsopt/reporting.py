@@ -24,10 +24,7 @@ NEVER = (
     'Nothing here was compiled with backend="sits" yet. Compile it and call it once: '
     'model.compile(backend="sits"); model(**inputs).'
 )
-UNCOMPILED_GENERATE = (
-    "It was wrapped by torch.compile, but no graph has arrived: generate() on what torch.compile returns "
-    'runs the uncompiled forward. Use model.compile(backend="sits"), or sitsopt.optimize(model).'
-)
+WRAPPED = "It is wrapped by torch.compile: under a backend other than sits, its generate() runs the uncompiled forward."
 
 
 @dataclass
@@ -61,8 +58,9 @@ def report(owner: Any = None) -> Report:
     found = sessions_of(owner)
     made = of_sessions(found, getattr(owner, "_orig_mod", owner))
     if not made.record.graphs:
-        wrapped = found and hasattr(owner, "_orig_mod") and hasattr(owner, "generate")
-        made.notes.append(UNCOMPILED_GENERATE if wrapped else NEVER)
+        made.notes.append(NEVER)
+        if hasattr(owner, "_orig_mod") and hasattr(owner, "generate"):
+            made.notes.append(WRAPPED)
     return made
 
 
@@ -72,14 +70,14 @@ def of_sessions(found: list[Session], owner: Any = None) -> Report:
     prefixes = {id(module): name for name, module in inside}
     rules = {r.id: r.summary for s in found for r in s.plan.rules}
     excluded = {name: why for s in found for name, why in _excluded(s).items() if name not in rules}
-    targets = [s.target for s in found if s.target is not None]
+    bandwidths = {s.target.memory.bandwidth_gbs for s in found if s.target is not None}
     parts = [_part(s, prefixes.get(id(s.owner()), ""), len(found) > 1) for s in found]
     return Report(
         _merged(parts),
         rules,
         excluded,
         recorded=all(s.plan.misses for s in found),
-        bandwidth_gbs=targets[-1].memory.bandwidth_gbs if targets else None,
+        bandwidth_gbs=bandwidths.pop() if len(bandwidths) == 1 else None,
         makes=_makes(rule for s in found for rule in s.plan.rules),
     )
 
@@ -106,7 +104,7 @@ def _excluded(session: Session) -> dict[str, str]:
 def _part(session: Session, prefix: str, named: bool) -> Record:
     """A session's record as a part of a larger one: module paths from the whole model's root, and graphs called
     after what they were compiled from."""
-    if not named:
+    if not (named or prefix):
         return session.record
     owner = session.owner()
     own = type(owner).__name__ if isinstance(owner, nn.Module) else getattr(owner, "co_name", "")
@@ -114,7 +112,7 @@ def _part(session: Session, prefix: str, named: bool) -> Record:
     graphs = [
         replace(
             graph,
-            name=f"{label}.{graph.name}",
+            name=f"{label}.{graph.name}" if named else graph.name,
             sites=[replace(s, place=_below(prefix, s.place)) for s in graph.sites],
             misses=[replace(m, place=_below(prefix, m.place)) for m in graph.misses],
         )

@@ -37,9 +37,11 @@ def story_parts(story: Story) -> Iterator[RenderableType]:
     yield _head(story)
     for note in story.notes:
         yield Text(note, style="yellow")
-    if story.record.graphs:
-        yield ""
-        yield _graphs(story)
+    if not story.record.graphs:
+        yield from _effective(story)
+        return
+    yield ""
+    yield _graphs(story)
     for graph in story.record.graphs:
         if graph.fallback:
             yield Text(f"{graph.name} was not rewritten: {graph.fallback}", style="yellow")

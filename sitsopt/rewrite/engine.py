@@ -153,7 +153,7 @@ class _Engine:
         self.ordinals[base] += 1
         site = self._note(key, match, edit, module, before)
         if self.settings.target:
-            kernels = sum(not is_view(n) for n in edit.made) if edit else 1
+            kernels = sum(not is_view(n) for n in _each_call(edit)) if edit else 1
             predict(site, costs, kernels, self.settings.target)
         return None
 
@@ -162,7 +162,7 @@ class _Engine:
         self.claims.update(dict.fromkeys(claimed, match.rule.id))
         if edit is not None and self.settings.misses:
             self.owners.update(dict.fromkeys(match.nodes, match.rule.id))
-        after = cost(edit.made) if edit else boundary(match)
+        after = cost(_each_call(edit)) if edit else boundary(match)
         site = Site(
             match.rule.id, Place(module, source(match.anchor), match.anchor.name), key, match.spelling,
             len(match.nodes), tuple(n.name for n in match.nodes), before, after, binding=_readable(match),
@@ -216,6 +216,11 @@ def boundary(match: Match) -> int | None:
 
     total = sum((nbytes(val(n)) for n in {*match.inputs, *(r for r in match.returns if r)}), 0)
     return total if isinstance(total, int) else None
+
+
+def _each_call(edit: Edit) -> list[Node]:
+    """The new nodes that run in every call; what is folded from parameters runs once."""
+    return [n for n in edit.made if "sits_fold" not in n.meta]
 
 
 def _miss(rule: Rule, node: Node, trace: Trace) -> Miss:
