@@ -200,6 +200,19 @@ def _move(match: Match, view: GraphView, edit: Edit, news: list[Any]) -> None:
             reader.replace_input_with(old, new)
     edit.died = [n for n in match.nodes if n not in view.dead]
     view.dead.update(edit.died)
+    _bury_unread(edit, view)
+
+
+def _bury_unread(edit: Edit, view: GraphView) -> None:
+    """What only the replaced nodes read is dead too: to a later rule it would be another reader of its inputs."""
+    todo = [source for node in edit.died for source in node.all_input_nodes]
+    while todo:
+        node = todo.pop()
+        if node.op != "call_function" or node in view.dead or view.users(node) or node.is_impure():
+            continue
+        view.dead.add(node)
+        edit.died.append(node)
+        todo.extend(node.all_input_nodes)
 
 
 def _discard(edit: Edit, view: GraphView) -> None:

@@ -174,3 +174,18 @@ def test_a_pack_inside_a_list_of_sizes():
     y = case.b.call("aten.neg", (same,))
     gm, fired, _ = case.fires(WRAPPED, y)
     assert fired == 1 and tuple(val(next(iter(gm.graph.nodes))).shape) == (2, 3, 4)
+
+
+def test_what_only_replaced_nodes_read_is_no_reader_any_more():
+    """The transposed key is left over when attention takes the key itself; it must not block a later rule on it."""
+    case = Case(4, 4)
+    y = case.b.call("aten.neg", (case.x,))
+    t = case.b.call("aten.permute", (y, [1, 0]))
+    case.graph.output((case.b.call("aten.matmul", (case.x, t)),))
+    gm = GraphModule({}, case.graph)
+    view = GraphView(gm)
+    applied = rewrite(view, [load_rule("r.yaml", "clean/r", KEY)], Settings(), GraphRecord("g"))
+    assert t in view.dead and y not in view.dead
+    assert [u.target for u in view.users(y)] == [torch.ops.aten.matmul.default]
+    applied[0].edit.undo(view)
+    assert not view.dead and view.users(y) == [t]
