@@ -73,7 +73,9 @@ def test_markup_in_a_record_is_text() -> None:
 
 
 def test_nothing_recorded_says_so() -> None:
-    assert "Near misses were not recorded" in str(Report(Record("cpu", "llama"), recorded=False))
+    assert "Near misses were not recorded" in str(
+        Report(Record("cpu", "llama", [GraphRecord("decode")]), recorded=False)
+    )
 
 
 def json_types(data: object) -> object:
