@@ -59,7 +59,7 @@ def _shape(kernel: FlashAttention) -> tuple[int, int, int]:
     if kernel.mask or kernel.cache or kernel.head_dim > 128:
         return 64, 8, 2
     if kernel.dtype == "f32":
-        return 32, 4, 1
+        return 64, 8, 1
     return 128, 8, 2
 
 

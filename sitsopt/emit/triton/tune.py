@@ -24,10 +24,10 @@ def _ladder(source: Source) -> list[tuple[dict[str, int], int, int]]:
     have = dict(source.constants)
     if source.name.startswith("attention_prefill"):
         return [
-            ({}, 8, 1),
-            ({"ROWS": 64}, 4, 2),
-            ({"ROWS": 64}, 4, 1),
-            ({"ROWS": 32, "TILE": have["TILE"]}, 4, 1),
+            ({"ROWS": 64}, 8, 2),
+            ({"ROWS": 64}, 8, 1),
+            ({"ROWS": 32}, 8, 1),
+            ({"ROWS": 32}, 4, 1),
         ]
     if source.name.startswith("attention_decode"):
         return [({}, 4, 2), ({}, 8, 2), ({}, 8, 1), ({}, 4, 1)]
