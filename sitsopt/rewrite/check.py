@@ -185,8 +185,8 @@ def _uses(match: Match, view: GraphView) -> Refusal | None:
 def insertion_point(match: Match) -> Node:
     """The node behind which the replacement goes: the one before the first value that it replaces, or the last input
     where that comes later. Earlier would be wrong where an op in between writes an input, and keep values alive."""
-    first = min(node for node in match.returns if node is not None).prev
-    return max([first, *match.inputs])
+    first = min((node for node in match.returns if node is not None), default=match.anchor)
+    return max([first.prev, *match.inputs])
 
 
 def _order(match: Match, view: GraphView) -> Refusal | None:
