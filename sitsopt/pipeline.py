@@ -44,7 +44,7 @@ def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRec
     Raises LoweringError under `strict`; otherwise whatever fails is undone, noted in the record, and Inductor gets
     the graph as it came.
     """
-    record.grad = records_gradients(inputs)
+    record.grad = records_gradients(gm, inputs)
     record.dynamic = any(isinstance(i, torch.SymInt) for i in inputs)
     reason = ""
     for repeat in (plan.lowering.repeat and not record.grad, False):
@@ -114,9 +114,13 @@ def _ops(captured: Captured) -> int:
     return sum(n.op == "call_function" for n in captured.gm.graph.nodes)
 
 
-def records_gradients(inputs: Sequence[Any]) -> bool:
-    """Whether a backward pass may follow: then only rules marked `grad: safe` apply."""
-    return torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs)
+def records_gradients(gm: GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether a backward pass may follow: then only rules marked `grad: safe` apply. A graph may switch gradients
+    on by itself; its results tell."""
+    results = [n.meta.get("example_value") for n in gm.graph.output_node().all_input_nodes]
+    if torch.is_grad_enabled():
+        results += [*inputs, *gm.parameters()]
+    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in results)
 
 
 def _fall_back(

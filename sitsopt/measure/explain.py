@@ -103,7 +103,7 @@ def rewrite_one(
     gm: GraphModule, inputs: Sequence[Any], session: Session, record: GraphRecord
 ) -> None:
     """Capture, rewrite and choose kernels for one graph; a graph that cannot be captured is recorded as such."""
-    record.grad = records_gradients(inputs)
+    record.grad = records_gradients(gm, inputs)
     record.dynamic = any(isinstance(i, torch.SymInt) for i in inputs)
     try:
         captured, applied = rewritten(gm, inputs, session.plan, record)

@@ -41,7 +41,11 @@ def written_behind(captured: Captured) -> list[Node]:
     results, news = outputs[: len(outputs) - len(written)], outputs[len(outputs) - len(written) :]
     facts = _Facts(captured, results)
     new_of = dict(zip(written, news, strict=True))
-    todo = [p for p, new in new_of.items() if new is not p and not facts.plain(p, new)]
+    values = dict(zip(captured.placeholders, captured.inputs, strict=True))
+    todo = [
+        p for p, new in new_of.items()
+        if new is not p and (trained(values[p]) or not facts.plain(p, new))
+    ]  # fmt: skip
     behind: set[Node] = set()
     while todo:  # whose old contents another one takes must not change before
         place = todo.pop()
@@ -49,6 +53,11 @@ def written_behind(captured: Captured) -> list[Node]:
             behind.add(place)
             todo.extend(facts.origins(new_of[place]) & facts.written)
     return [p for p in written if p in behind]
+
+
+def trained(value: Any) -> bool:
+    """Whether a tensor is a leaf that collects gradients: only `no_grad` code may write to one."""
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
 
 def _name(node: Node) -> str:
@@ -129,7 +138,8 @@ class Behind:
         homes = {p.untyped_storage().data_ptr() for p in places}
         values = [n.clone() if n.untyped_storage().data_ptr() in homes else n for n in news]
         for place, value in zip(places, values, strict=True):
-            place.copy_(value)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not trained(place)):
+                place.copy_(value)
 
 
 # Ops of a graph as Dynamo wrote it that Inductor may get wrong when they write to an input.
