@@ -46,7 +46,7 @@ def explain(
             "explain": True,
         }
     )
-    with progress(quiet=as_json) as say:
+    with progress() as say:
         say("loading the model")
         loaded = load(model or None, dtype, trust_remote_code, config=config or None)
         report, unmet = run(loaded.model, options, split(graphs), loaded.inputs, say)

@@ -38,6 +38,8 @@ def _graph(one: GraphRecord) -> dict[str, Any]:
         "dynamic": one.dynamic,
         "grad": one.grad,
         "fallback": one.fallback or None,
+        "repeated": one.repeated,
+        "repeat_failed": one.repeat_failed or None,
         "stages": [{"name": n, "rewrites": count, "ms": ms} for n, count, ms in one.stages],
     }
 

@@ -45,6 +45,13 @@ def story_parts(story: Story) -> Iterator[RenderableType]:
     for graph in story.record.graphs:
         if graph.fallback:
             yield Text(f"{graph.name} was not rewritten: {graph.fallback}", style="yellow")
+        for layers in graph.repeated:
+            same = f"{graph.name}: {len(layers)} layers share one piece of code, {where(layers)}"
+            yield Text(same, style="dim")
+        if graph.repeat_failed:
+            yield Text(
+                f"{graph.name}: layers compiled one by one: {graph.repeat_failed}", style="dim"
+            )
     yield from _applied(story)
     yield from _missed(story)
     yield from _effective(story)
