@@ -87,9 +87,13 @@ def is_view(node: Node) -> bool:
 
 
 def storage_root(node: Node) -> Node:
-    """The node that owns the storage a value may live in, following views back."""
+    """The node that owns the storage a value may live in, following views back. Several results of one op own theirs
+    each, unless they are views of its input."""
     while node.op == "call_function" and is_view(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
+        base = node.all_input_nodes[0]
+        if node.target is operator.getitem and not is_view(base):
+            return node
+        node = base
     return node
 
 

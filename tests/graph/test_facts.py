@@ -1,4 +1,4 @@
-"""Which inputs of a captured graph are parameters and constants of the model."""
+"""Which inputs of a captured graph are constants of the model, and which values share storage."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from sitsopt.graph.capture import Captured, capture
+from sitsopt.graph.facts import storage_root
 
 
 class Model(nn.Module):
@@ -20,7 +21,7 @@ class Model(nn.Module):
         return self.norm(self.conv(x)) * self.own * scale
 
 
-def captured(model: nn.Module, *args: torch.Tensor) -> Captured:
+def captured(model, *args: torch.Tensor) -> Captured:
     found: list[Captured] = []
 
     def backend(gm, inputs):
@@ -42,3 +43,16 @@ def test_buffers_count_as_parameters_arguments_and_written_buffers_do_not():
     assert not of[id(mine.pop("count"))] and not of[id(x)] and not of[id(scale)]
     mine.pop("norm.num_batches_tracked")
     assert all(of[id(value)] for value in mine.values())
+
+
+def test_results_of_one_op_own_their_storage_and_pieces_of_a_split_share_it():
+    def fn(x, mean, var):
+        y = torch.nn.functional.batch_norm(x, mean, var, training=True)
+        a, b = torch.split(x, 2, 1)
+        return y, a.neg(), b.neg()
+
+    graph = captured(fn, torch.randn(3, 4), torch.zeros(4), torch.ones(4))
+    (x, *_) = graph.placeholders
+    roots = {n.name: storage_root(n) for n in graph.gm.graph.nodes if "getitem" in n.name}
+    pieces = [name for name, root in roots.items() if root is x]
+    assert len(pieces) == 2 and all(roots[n].name == n for n in roots if n not in pieces)
