@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from .facts import tensor, val
+from .sizes import as_nodes
 from .opview import canonical, permutation, view_of
 
 PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
@@ -112,6 +113,7 @@ class Builder:
 
     def _insert(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         value = self._value(target, map_arg(args, val), map_arg(kwargs, val))
+        args, kwargs = as_nodes(self.graph, args), as_nodes(self.graph, kwargs)
         made = self.graph.call_function(target, args, kwargs)
         made.meta["val"] = value
         return self._keep(made)
