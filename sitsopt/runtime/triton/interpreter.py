@@ -46,7 +46,7 @@ class Interpreter:
             return
         storages: dict[int, torch.UntypedStorage] = {}
         packed = [_pack(arg, storages) for arg in args]
-        raw = {key: _bytes(storage) for key, storage in storages.items()}
+        raw = {key: _sent(storage) for key, storage in storages.items()}
         job = (source.text, source.name, dict(source.constants), grid, packed, raw)
         with self._lock:
             answer = self._ask(pickle.dumps(job, protocol=5))
@@ -109,8 +109,10 @@ def _view(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
 
 
-def _bytes(storage: torch.UntypedStorage) -> bytes:
-    return _view(storage).numpy().tobytes()
+def _sent(storage: torch.UntypedStorage) -> bytes | str:
+    """The bytes of a storage, or the path of the shared file that it maps: the child maps it too."""
+    path = getattr(storage, "filename", None)
+    return path if path else _view(storage).numpy().tobytes()
 
 
 _shared: Interpreter | None = None

@@ -35,19 +35,23 @@ def run(
     constants: dict[str, int],
     grid: tuple[int, ...],
     packed: list[Any],
-    raw: dict[int, bytes],
+    raw: dict[int, bytes | str],
 ) -> dict[int, bytes]:
     """One launch; returns the bytes of every storage afterwards."""
-    held = {
-        key: torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
-        for key, data in raw.items()
-    }
+    held = {key: _received(data) for key, data in raw.items()}
     args = [_unpack(arg, held) for arg in packed]
     kernel = load(text, name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numpy on inf and NaN
         kernel[grid](*args, **constants)
-    return {key: held[key].numpy().tobytes()[: len(raw[key])] for key in raw}
+    own = {key: len(data) for key, data in raw.items() if isinstance(data, bytes)}
+    return {key: held[key].numpy().tobytes()[:size] for key, size in own.items()}
+
+
+def _received(data: bytes | str) -> torch.Tensor:
+    if isinstance(data, bytes):
+        return torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
+    return torch.from_file(data, shared=True, size=os.path.getsize(data), dtype=torch.uint8)
 
 
 def _unpack(arg: Any, held: dict[int, torch.Tensor]) -> Any:

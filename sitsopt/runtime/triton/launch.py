@@ -17,4 +17,7 @@ def launch(source: Source, grid: tuple[int, ...], args: list[Any]) -> None:
     if 0 in grid:
         return
     kernel = load(source.text, source.name)
-    kernel[grid](*args, **dict(source.constants), num_warps=source.warps, num_stages=source.stages)
+    kernel[grid](
+        *args, **dict(source.constants), num_warps=source.warps, num_stages=source.stages,
+        enable_fp_fusion=True,
+    )  # fmt: skip
