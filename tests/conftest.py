@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TQDM_DISABLE", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Two workers with two threads each on two cores spend their time waiting at barriers.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -94,12 +94,9 @@ def tell_error(error: BaseException, as_json: bool) -> None:
 
 
 @contextmanager
-def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A spinner on stderr with what is going on and since when; one line a step where there is no
-    terminal, nothing when `quiet`."""
-    if quiet:
-        yield lambda text: None
-        return
+def progress() -> Iterator[Callable[[str], None]]:
+    """A spinner on stderr with what is going on and since when; where there is no terminal, a line a
+    step. Also with --json, which has stdout to itself: some steps take minutes."""
     if not sys.stderr.isatty():
         yield lambda text: print(f"  {text}", file=sys.stderr, flush=True)
         return

@@ -25,7 +25,7 @@ def bench(
         given.model, split(against), context, new, given.dtype, rounds, starts, given.trust,
         given.sits(),
     )  # fmt: skip
-    with progress(quiet=as_json) as say:
+    with progress() as say:
         result = run(options, say)
     if as_json:
         emit(result)

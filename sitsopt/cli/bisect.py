@@ -20,7 +20,7 @@ def bisect(
     from sitsopt.measure.models import load
 
     options = make_options(given, not full, ppl_within)
-    with progress(quiet=as_json) as say:
+    with progress() as say:
         say("loading the model")
         loaded = load(given.model, given.dtype, given.trust)
         result = run(loaded, options, say)

@@ -21,7 +21,7 @@ def check(
     from sitsopt.measure.models import load
 
     options = make_options(given, quick, ppl_within)
-    with progress(quiet=as_json) as say:
+    with progress() as say:
         say("loading the model")
         loaded = load(given.model, given.dtype, given.trust)
         result = run(loaded, options, say)

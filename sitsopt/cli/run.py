@@ -32,7 +32,7 @@ def run(
         if name.split(":")[0] not in TORCH:
             raise InputError(f"`run` compares torch engines; `sitsopt bench` also runs {name}")
     options = RunOptions(prompt, new, names, rounds, given.sits())
-    with progress(quiet=as_json) as say:
+    with progress() as say:
         say(f"loading {given.model}")
         loaded = load(given.model, given.dtype, given.trust)
         generation = Generation(loaded, options)

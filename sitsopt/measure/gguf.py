@@ -40,13 +40,15 @@ def gguf_config(path: Path) -> object:
 
 def _unpack(path: Path, dtype: torch.dtype, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers import modeling_gguf_pytorch_utils as reader
 
+    # Its bar would be drawn over ours; the variable that turns bars off is read when torch loads.
+    reader.tqdm = lambda items, **_: items
     try:
         config = gguf_config(path)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        tensors = load_gguf_checkpoint(
+        tensors = reader.load_gguf_checkpoint(
             str(path), return_tensors=True, model_to_load=model, torch_dtype=dtype
         )["tensors"]
         tokenizer = AutoTokenizer.from_pretrained(

@@ -114,7 +114,6 @@ def _choices() -> str:
 def transformers() -> Any:
     """The transformers package, offline and without progress bars of its own."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TQDM_DISABLE", "1")  # unpacking a GGUF file shows a bar of its own
     try:
         package = importlib.import_module("transformers")
     except ImportError as error:
