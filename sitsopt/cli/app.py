@@ -14,13 +14,30 @@ from sitsopt.cli._status import status
 
 app = typer.Typer(
     name="sitsopt",
-    help="A declarative graph-rewrite backend for torch.compile: run, explain, check, measure.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"sitsopt {version('sitsopt')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    shown: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A declarative graph-rewrite backend for torch.compile: run, explain, check, measure."""
+
 
 F32 = Annotated[str, typer.Option("--dtype", help="bf16, f16, f32 or f64.")]
 New = Annotated[int, typer.Option("--new", help="Tokens to generate.")]

@@ -233,3 +233,10 @@ def _device_name(device: torch.device) -> str:
     from sitsopt.runtime.machine import facts
 
     return facts().cpu or device.type
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"  # run from a checkout

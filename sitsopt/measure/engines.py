@@ -77,7 +77,9 @@ def torch_engine(
     return TorchEngine(name, Decoder(loaded.model, call, max_len), settings)
 
 
-def compiled(name: str, loaded: Loaded, sits: SitsOptions) -> tuple[Callable[..., Any], str]:
+def compiled(
+    name: str, loaded: Loaded, sits_options: SitsOptions
+) -> tuple[Callable[..., Any], str]:
     """The callable that `name` means for this model, and its settings in words."""
     kind, _, recipe = name.partition(":")
     model = loaded.model
@@ -88,9 +90,11 @@ def compiled(name: str, loaded: Loaded, sits: SitsOptions) -> tuple[Callable[...
         options = inductor_options(loaded.device.type)
         call = torch.compile(model, dynamic=dynamic, options=options)
         return call, _words(options)
-    given = sits.as_options() | ({"recipe": recipe} if recipe else {})
+    given = sits_options.as_options() | ({"recipe": recipe} if recipe else {})
     options = {**given, "guard_filter_fn": skip_module_guards}
-    call = torch.compile(model, backend="sits", dynamic=dynamic, options=options)
+    from sitsopt.backend import sits as backend  # by name it is known to an installed copy only
+
+    call = torch.compile(model, backend=backend, dynamic=dynamic, options=options)
     return call, _words(options)
 
 

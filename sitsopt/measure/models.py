@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,6 @@ class Loaded:
     folder: Path | None = None  # where the weights were read from
     gguf: Path | None = None  # the file that other runtimes can read
     inputs: Any = None  # example inputs, when a factory gave them
-    notes: list[str] = field(default_factory=list)
 
     @property
     def dtype(self) -> torch.dtype:
