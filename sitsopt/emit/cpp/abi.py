@@ -3,13 +3,14 @@
 ATTENTION = r"""
 // Strides are in elements. mask_kind: 0 none, 1 bool, 2 f32, 3 bf16, 4 f16. The last dim of q, k, v
 // and out is contiguous. sinks: one f32 logit a query head, or null.
+// safe: a row that may attend nothing gives zeros, else NaN.
 struct SitsAttention {
     const void *q, *k, *v, *mask;
     const float* sinks;
     void* out;
     int64_t batch, heads, kv_heads, rows, keys;
     int64_t q_stride[3], k_stride[3], v_stride[3], out_stride[3], mask_stride[4];
-    int32_t mask_kind, causal, threads;
+    int32_t mask_kind, causal, safe, threads;
     float scale, softcap;
     int64_t tiles_read;  // out: key tiles that were read, summed over batch and kv heads
 };

@@ -122,7 +122,7 @@ static bool finish(const SitsAttention* a, const Segment& at, float* const* part
             total += m[up(rows) + r] * share;
             for (int j = 0; j < VP / W; j++) x[j] = fma(loadf(o + j * W), splat(share), x[j]);
         }
-        for (int j = 0; j < VP / W; j++) x[j] = x[j] / splat(total == 0.0f ? 1.0f : total);
+        for (int j = 0; j < VP / W; j++) x[j] = x[j] / splat(total == 0.0f && a->safe ? 1.0f : total);
         write_row(x, (elem*)a->out + at.b * a->out_stride[0] + head * a->out_stride[1] +
                          (at.first + r / group) * a->out_stride[2]);
         lost |= peak <= LOW;

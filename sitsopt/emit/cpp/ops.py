@@ -14,6 +14,7 @@ _HEAD = r"""
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_safe_softmax.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -60,7 +61,7 @@ _REGISTER = r"""
 TORCH_LIBRARY_FRAGMENT(sits_cpp, m) {
     m.def(
         "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal=False,"
-        " float softcap=0.0, Tensor? sinks=None) -> Tensor",
+        " float softcap=0.0, Tensor? sinks=None, bool safe=True) -> Tensor",
         {at::Tag::pt2_compliant_tag});
     m.def("linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]",
           {at::Tag::pt2_compliant_tag});

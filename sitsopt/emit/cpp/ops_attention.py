@@ -73,7 +73,7 @@ void mask_strides(const Tensor& mask, at::IntArrayRef full, int64_t* strides) {
 }
 
 Tensor own_attention(SitsAttentionFn fn, const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-                        const OptTensor& mask, double scale, bool causal, double softcap, const Tensor& sinks) {
+                        const OptTensor& mask, double scale, bool causal, double softcap, const Tensor& sinks, bool safe) {
     Tensor q = rows_contiguous(q_in), k = rows_contiguous(k_in), v = rows_contiguous(v_in);
     Tensor out = attention_output(q_in, v_in);
     bool direct = out.stride(3) == 1 || out.size(3) == 1;
@@ -92,7 +92,7 @@ Tensor own_attention(SitsAttentionFn fn, const Tensor& q_in, const Tensor& k_in,
         a.mask = mask->const_data_ptr();
         mask_strides(*mask, {a.batch, a.heads, a.rows, a.keys}, a.mask_stride);
     }
-    a.causal = causal, a.threads = team(), a.scale = (float)scale, a.softcap = (float)softcap;
+    a.causal = causal, a.safe = safe, a.threads = team(), a.scale = (float)scale, a.softcap = (float)softcap;
     TORCH_CHECK(fn(&a) == 0, "sits_cpp: out of memory");
     tiles_read = a.tiles_read;
     if (!direct) out.copy_(target);
@@ -175,7 +175,7 @@ KeyRange key_range(const Tensor& mask, int kind, at::IntArrayRef full) {
 
 // Softcap and sinks, which SDPA has not: in pieces of rows, in f32, K and V never repeated.
 void composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const OptTensor& mask, double scale,
-                        bool causal, double softcap, const Tensor& sinks, Tensor& out) {
+                        bool causal, double softcap, const Tensor& sinks, bool safe, Tensor& out) {
     int64_t B = q.size(0), H = q.size(1), Hk = k.size(1), T = q.size(2), S = k.size(2);
     int64_t piece = std::max<int64_t>(1, (int64_t(1) << 22) / std::max<int64_t>(1, B * H * S));
     for (int64_t t = 0; t < T; t += piece) {
@@ -192,14 +192,14 @@ void composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
             m.scalar_type() == at::kBool ? s.masked_fill_(m.logical_not(), -INFINITY) : s.add_(m);
         }
         if (sinks.defined()) s = at::cat({s, sinks.view({1, H, 1, 1}).expand({B, H, n, 1})}, 3);
-        Tensor p = at::_safe_softmax(s, 3).narrow(3, 0, S).to(q.scalar_type());
+        Tensor p = (safe ? at::_safe_softmax(s, 3) : at::softmax(s, 3)).narrow(3, 0, S).to(q.scalar_type());
         Tensor o = at::matmul(p.reshape({B, Hk, H / Hk * n, S}), v);
         out.narrow(2, t, n).copy_(o.view({B, H, n, v.size(3)}));
     }
 }
 
 Tensor aten_attention(const Tensor& q, Tensor k, Tensor v, OptTensor mask, double scale, bool causal,
-                      double softcap, const Tensor& sinks) {
+                      double softcap, const Tensor& sinks, bool safe) {
     int64_t S = k.size(2), first = 0, last = S;
     int kind = mask_kind(mask);
     if (kind) {
@@ -209,12 +209,12 @@ Tensor aten_attention(const Tensor& q, Tensor k, Tensor v, OptTensor mask, doubl
     }
     if (causal) last = std::min(last, q.size(2));
     Tensor out = attention_output(q, v);
-    if (first >= last) return out.zero_();
+    if (first >= last) return out.fill_(safe || sinks.defined() || S == 0 ? 0.0 : NAN);
     k = k.narrow(2, first, last - first);
     v = v.narrow(2, first, last - first);
     if (kind && mask->size(-1) != 1) mask = mask->narrow(-1, first, last - first);
-    if (softcap != 0.0 || sinks.defined()) {
-        composed_attention(q, k, v, mask, scale, causal, softcap, sinks, out);
+    if (softcap != 0.0 || sinks.defined() || !safe) {
+        composed_attention(q, k, v, mask, scale, causal, softcap, sinks, safe, out);
         return out;
     }
     Tensor plain = at::scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale, q.size(1) != k.size(1));
@@ -222,7 +222,7 @@ Tensor aten_attention(const Tensor& q, Tensor k, Tensor v, OptTensor mask, doubl
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const OptTensor& mask, double scale,
-                 bool causal, double softcap, const OptTensor& sinks) {
+                 bool causal, double softcap, const OptTensor& sinks, bool safe) {
     check_shapes(q, k, v);
     Tensor sink;
     if (sinks && sinks->defined()) {
@@ -232,8 +232,8 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const OptTen
     }
     bool plain = q.numel() > 0 && k.size(2) > 0 && v.size(3) > 0 && mask_kind(mask) >= 0;
     SitsAttentionFn fn = plain ? attention_kernel(q, k, v) : nullptr;
-    if (fn) return own_attention(fn, q, k, v, mask, scale, causal, softcap, sink);
-    return aten_attention(q, k, v, mask, scale, causal, softcap, sink);
+    if (fn) return own_attention(fn, q, k, v, mask, scale, causal, softcap, sink, safe);
+    return aten_attention(q, k, v, mask, scale, causal, softcap, sink, safe);
 }
 }  // namespace
 

@@ -15,6 +15,7 @@ def attention(
     causal: bool = False,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    safe: bool = True,
 ) -> Tensor:
     """[B, Hq, T, Dv] laid out like q, as SDPA does on a CPU; contiguous when Dv is not D."""
     if v.shape[-1] == q.shape[-1]:
