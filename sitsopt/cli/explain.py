@@ -37,6 +37,8 @@ def explain(
 
     if why_not:
         _check_rule(why_not, path)
+    if html:
+        _check_page(Path(html))
     options = Options.parse(
         {
             "recipe": recipe,
@@ -71,6 +73,13 @@ def _check_rule(name: str, path: Sequence[str | Path]) -> None:
         hint = did_you_mean(name, known)
         raise SpecError(
             Pos("--why-not"), f"there is no rule `{name}`", expected=expected, hint=hint
+        )
+
+
+def _check_page(file: Path) -> None:
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise SpecError(
+            Pos("--html"), f"cannot write {file}", expected="a file in a folder that exists"
         )
 
 

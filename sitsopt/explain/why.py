@@ -123,12 +123,14 @@ def _never_started(story: Story, rule: str) -> str:
         ops = sorted({op for _, t in tried for op in t.missing})
         where = "no graph has" if len(tried) > 1 else f"{tried[0][0].name} does not have"
         need = f"It fired nowhere: its pattern needs {', '.join(ops)}, which {where}."
-        return need + _makers(story, ops)
+        return need + _makers(story, rule, ops)
     return ""
 
 
-def _makers(story: Story, ops: list[str]) -> str:
-    makers = {op: [r for r in story.makes.get(op, ()) if not story.fired(r)] for op in ops}
+def _makers(story: Story, rule: str, ops: list[str]) -> str:
+    """What other rules should have put there first."""
+    idle = [r for r in story.ids if r != rule and not story.fired(r)]
+    makers = {op: [r for r in story.makes.get(op, ()) if r in idle] for op in ops}
     return "".join(
         f" {op} is what {' and '.join(rules)} would put there, and that fired nowhere either."
         for op, rules in makers.items()
