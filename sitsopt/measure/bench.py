@@ -207,9 +207,7 @@ def _result(
         "ratios": _ratios(engines),
         "skipped": skipped,
         "text": text.digest(),
-        "versions": {
-            n: importlib.metadata.version(n) for n in ("sitsopt", "torch", "transformers")
-        },
+        "versions": {name: _version(name) for name in ("sitsopt", "torch", "transformers")},
     }
 
 
