@@ -82,6 +82,17 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "vit": ("ViTConfig", "ViTModel", {**ENCODER, "image_size": 12, "patch_size": 4}),
     "clip": ("CLIPTextConfig", "CLIPTextModel", {**ENCODER, "vocab_size": VOCAB}),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", WHISPER),
+    "imagegpt": ("ImageGPTConfig", "ImageGPTModel", GPT2),
+    "falcon": ("FalconConfig", "FalconForCausalLM", {
+        "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "vocab_size": VOCAB}),
+    "nanochat": ("NanoChatConfig", "NanoChatForCausalLM", OWN_HEADS | {"num_key_value_heads": KV_HEADS}),
+    "deberta": ("DebertaConfig", "DebertaModel", {**ENCODER, "vocab_size": VOCAB}),
+    "swin": ("SwinConfig", "SwinModel", {
+        "image_size": 32, "patch_size": 4, "embed_dim": 12, "depths": [1, 2], "num_heads": [2, 3],
+        "window_size": 4}),
+    "janus_vqvae": ("JanusVQVAEConfig", "JanusVQVAE", {
+        "embed_dim": 8, "num_embeddings": 32, "latent_channels": 32, "num_patches": 4, "base_channels": 32,
+        "channel_multiplier": [1, 1], "num_res_blocks": 1, "image_size": 8}),
     "levit": ("LevitConfig", "LevitModel", {
         "image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4],
         "depths": [1, 1, 1], "key_dim": [8, 8, 8], "drop_path_rate": 0}),
