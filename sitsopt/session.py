@@ -90,9 +90,19 @@ def owner_of(gm: GraphModule) -> Any:
         for own in (frame.f_locals.get("self"), first, args[0] if isinstance(args, tuple) and args else None):
             if isinstance(own, nn.Module):
                 return own
-        return frame.f_code
+        return _written(frame.f_code)
     except (ImportError, AttributeError):
         return gm
+
+
+def _written(code: Any) -> Any:
+    """The code the user wrote: behind a break in the graph, Dynamo runs the rest of it as code of its own."""
+    from torch._dynamo.resume_execution import ContinueExecutionCache
+
+    made = ContinueExecutionCache.generated_code_metadata
+    while code in made:
+        code = made[code].code
+    return code
 
 
 def weak(owner: Any) -> Callable[[], Any]:

@@ -15,6 +15,7 @@ from torch import nn
 from torch._functorch.aot_autograd import aot_export_module
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from .facts import is_view, storage_root, tensor, val
 
@@ -49,6 +50,16 @@ PASS_THROUGH = {
     "tag_activation_checkpoint": "activation checkpointing",
     "invoke_subgraph": "a nested compile region",
     "wrap": "a nested region",
+    "_vmap_increment_nesting": "a function transform",
+    "_grad_increment_nesting": "a function transform",
+    "_jvp_increment_nesting": "a function transform",
+    "_func_increment_nesting": "a function transform",
+}
+# The gradient of these is not that of the ops inside them.
+OWN_GRADIENT = {
+    "autograd_function_apply": "an autograd function with a gradient of its own",
+    "register_hook": "a hook on a gradient",
+    "trace_wrapped": "a hook on a gradient",
 }
 
 
@@ -87,6 +98,8 @@ def _refuse(gm: GraphModule, inputs: Sequence[Any]) -> None:
         name = str(getattr(node.target, "__name__", node.target))
         if name in PASS_THROUGH:
             raise CannotCapture(f"{PASS_THROUGH[name]} ({name})")
+        if name in OWN_GRADIENT and _differentiated(node):
+            raise CannotCapture(f"{OWN_GRADIENT[name]} ({name})")
         if "batch_norm" in name and node.op == "call_function" and torch.is_grad_enabled():
             training = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
             if training is True:
@@ -95,6 +108,11 @@ def _refuse(gm: GraphModule, inputs: Sequence[Any]) -> None:
         if isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer):
             if not isinstance(value, torch._subclasses.FakeTensor):
                 raise CannotCapture(f"an input is a tensor subclass ({type(value).__name__})")
+
+
+def _differentiated(node: Node) -> bool:
+    leaves = tree_leaves(node.meta.get("example_value"))
+    return torch.is_grad_enabled() or any(getattr(t, "requires_grad", False) for t in leaves)
 
 
 def _of_module(source: Any) -> bool:

@@ -217,3 +217,17 @@ def test_hooks_on_a_result() -> None:
     out.register_hook(lambda g: seen.append(float(g.sum())))
     out.sum().backward()
     assert seen == [3 * 16]
+
+
+def test_what_is_detached_or_hooked_inside() -> None:
+    def detaches(x):
+        return (x.detach() * x + (x * 2).detach() * nn.functional.silu(x)).sum()
+
+    def hooks(x):
+        y = nn.functional.silu(x)
+        y.register_hook(lambda g: g * 2)
+        return (y * x).sum()
+
+    for f in (detaches, hooks):
+        x = torch.randn(3, 4, requires_grad=True)
+        torch.testing.assert_close(*(torch.autograd.grad(g(x), x) for g in (f, sits(f))))
