@@ -6,12 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .planning import ExpectationError
+    from .pipeline import LoweringError
     from .reporting import Report, report
+    from .whole import optimize
 
-__all__ = ["Report", "report"]
+__all__ = ["ExpectationError", "LoweringError", "Report", "optimize", "report"]
 
 # Public names and their modules, loaded on first use: `import sitsopt` loads no torch.
-_HOMES = {"Report": "reporting", "report": "reporting"}
+_HOMES = {
+    "ExpectationError": "planning",
+    "LoweringError": "pipeline",
+    "Report": "reporting",
+    "optimize": "whole",
+    "report": "reporting",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -143,7 +143,8 @@ def compile_graph(gm: GraphModule, values: list[Any], lowering: Lowering) -> Com
     from torch._inductor.compile_fx import compile_fx
 
     patches = {**inductor_patches(gm), **lowering.inductor}
-    return compile_fx(gm, values, config_patches=patches or None)
+    compiled: Any = compile_fx(gm, values, config_patches=patches or None)
+    return compiled  # type: ignore[no-any-return]
 
 
 def with_arguments(compiled: Compiled, finished: Finished, total: int) -> Compiled:
