@@ -104,10 +104,10 @@ def _refuse(gm: GraphModule, inputs: Sequence[Any]) -> None:
             training = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
             if training is True:
                 raise CannotCapture("batch norm in training updates its statistics inside the graph")
+    plain = (torch.Tensor, nn.Parameter, nn.Buffer, torch._subclasses.FakeTensor)
     for value in inputs:
-        if isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer):
-            if not isinstance(value, torch._subclasses.FakeTensor):
-                raise CannotCapture(f"an input is a tensor subclass ({type(value).__name__})")
+        if isinstance(value, torch.Tensor) and type(value) not in plain:
+            raise CannotCapture(f"an input is a tensor subclass ({type(value).__name__})")
 
 
 def _differentiated(node: Node) -> bool:
@@ -129,7 +129,7 @@ def _of_module(source: Any) -> bool:
 def _written(graph: GraphModule, signature: Any, placeholders: list[Node]) -> list[Node]:
     """Move the outputs that stand for mutated inputs behind the user's; return the placeholders they belong to."""
     by_name = {p.name: p for p in placeholders}
-    named = {n: fqn for n, fqn in (*signature.inputs_to_buffers.items(), *signature.inputs_to_parameters.items())}
+    named = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
     by_fqn = {fqn: n for n, fqn in named.items()}
     output = graph.graph.output_node()
     results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
@@ -152,10 +152,9 @@ def _check_views(results: list[Any], written: dict[Node, Node]) -> None:
     """A result may be a view of an input's new value; `restore` makes it a view of the input. It may not share
     storage with one in any other way."""
     homes = {storage_root(node) for pair in written.items() for node in pair}
-    for node in results:
-        if isinstance(node, Node) and node not in written and storage_root(node) in homes:
-            if not _behind(node, set(written.values())):
-                raise CannotCapture("a result shares storage with an input that the graph updates")
+    others = [n for n in results if isinstance(n, Node) and n not in written and storage_root(n) in homes]
+    if not all(_behind(node, set(written.values())) for node in others):
+        raise CannotCapture("a result shares storage with an input that the graph updates")
 
 
 def _behind(node: Node, bases: set[Node]) -> list[Node]:
