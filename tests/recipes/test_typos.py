@@ -9,7 +9,15 @@ import pytest
 from sitsopt.spec.errors import SpecError
 from sitsopt.spec.recipe import load_recipe
 
-RULES = ["fuse/qkv", "fuse/rope", "fuse/swiglu", "fuse/add_rms_norm", "regions/decode"]
+RULES = [
+    "fold/norm_linear",
+    "fold/scale_linear",
+    "fuse/qkv",
+    "fuse/rope",
+    "fuse/swiglu",
+    "fuse/add_rms_norm",
+    "regions/decode",
+]
 VALID = {
     "summary": "x",
     "for": ["A"],
