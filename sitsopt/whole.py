@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -26,8 +27,12 @@ def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
     Raises SpecError for a bad recipe or override, at once; ExpectationError and (under `strict`) LoweringError at
     the first call.
     """
-    options = {k: v for k, v in overrides.items() if k in OPTIONS}
-    sections = {k: v for k, v in overrides.items() if k not in OPTIONS}
+    sections = {
+        k: v
+        for k, v in overrides.items()
+        if k not in OPTIONS or isinstance(v, Mapping) and k != "inductor"
+    }
+    options = {k: v for k, v in overrides.items() if k not in sections}
     if sections:
         recipe = [*(recipe if isinstance(recipe, list) else [recipe]), sections]
     given = {"recipe": recipe, **options}
@@ -44,4 +49,8 @@ def _static_cache(model: Any, effective: list[Effective]) -> None:
     config = model.generation_config
     if getattr(config, "cache_implementation", None) is None:
         config.cache_implementation = "static"
-        effective.append(Effective("generate()", "a static cache", "its shapes do not change from token to token"))
+        effective.append(
+            Effective(
+                "generate()", "a static cache", "its shapes do not change from token to token"
+            )
+        )
