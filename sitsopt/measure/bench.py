@@ -52,7 +52,7 @@ class BenchOptions:
 
 @dataclass
 class Measured:
-    """One engine's runs, and what its fresh processes said."""
+    """One engine's runs, and what its fresh processes said (no cold start: it compiles nothing)."""
 
     name: str
     settings: str = ""
@@ -68,7 +68,7 @@ class Measured:
         return {
             "prefill_tps": round(median(prefill), 2),
             "decode_tps": round(median(decode), 2),
-            "compile_s": self.cold.first_s if self.cold else None,
+            "compile_s": self.cold.first_s if self.cold else 0.0 if self.warm else None,
             "warm_s": self.warm.first_s if self.warm else None,
             "peak_mb": self.warm.peak_mb if self.warm else None,
             "resident_mb": self.warm.resident_mb if self.warm else None,
