@@ -36,10 +36,9 @@ INLINE void key_words(const elem* p, int word, vu& out) {
     memcpy(&out, (const char*)p + 4 * word, left);
 }
 
-// Into the second-level cache: the first has too few outstanding misses to keep memory busy.
-INLINE void fetch_row(const elem* row, int size) {
-    for (int at = 0; at < size * (int)sizeof(elem); at += 64) __builtin_prefetch((const char*)row + at, 0, 2);
-}
+// Into the second-level cache: the first has too few outstanding misses to keep memory busy. Calls are spread
+// over the work, as a burst of them would wait for one another.
+INLINE void fetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
 // scores[r][0..64) = q[r] . k[key], RB rows; meanwhile the keys at `ahead` are fetched, if any. Keys are lanes: blocks of W keys by W words are transposed.
 template <int RB>
@@ -47,8 +46,6 @@ static void score(const float* q, const elem* k, const elem* ahead, int64_t ks, 
     for (int block = 0; block < n; block += W) {
         const elem* rows[W];
         for (int i = 0; i < W; i++) rows[i] = k + (block + i < n ? block + i : n - 1) * ks;
-        if (ahead)
-            for (int i = 0; i < W; i++) fetch_row(ahead + (block + i) * ks, HD);
         vf acc[RB] = {}, acc2[RB] = {};
 #pragma GCC unroll 2
         for (int c = 0; c < WORDS; c += W) {
@@ -58,6 +55,7 @@ static void score(const float* q, const elem* k, const elem* ahead, int64_t ks, 
             transpose(t);
 #pragma GCC unroll 16
             for (int i = 0; i < W; i++) {
+                if (ahead) fetch((const char*)(ahead + (block + i) * ks) + 4 * c);
                 if (c + i >= WORDS) continue;
 #if defined(DOT2)
 #pragma GCC unroll 8
@@ -159,7 +157,8 @@ static void mix(const float* s, const elem* v, const elem* ahead, int64_t vs, in
     for (int j = 0; j < n; j += KEYS) {
         const elem* row = v + j * vs + c * CHUNK;
         if (ahead)
-            for (int i = 0; i < KEYS; i++) fetch_row(ahead + (j + i) * vs, VD);
+            for (int i = 0; i < KEYS; i++)
+                for (int at = 0; at < VD; at += 64 / (int)sizeof(elem)) fetch(ahead + (j + i) * vs + at);
         value x[2 * NC];
 #pragma GCC unroll 2
         for (int i = 0; i < NC; i++)

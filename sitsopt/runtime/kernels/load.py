@@ -18,6 +18,11 @@ FEW_ROWS, ANY_ROWS = 16, 2**62
 _DTYPE_INDEX = {"f32": 0, "bf16": 1, "f16": 2}  # as in the ops' text
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype that the kernels call f32, bf16 or f16."""
+    return next(dtype for dtype, known in DTYPE_NAMES.items() if known == name)
+
+
 @dataclass
 class State:
     """What is loaded, what failed and why, and what was built. `ops` is the registration unit."""

@@ -115,11 +115,21 @@ def kernel_flags(isa: Isa) -> tuple[list[str], list[str]]:
 
 def torch_flags() -> tuple[list[str], list[str]]:
     """Flags for the unit that registers the ops: (compile, link)."""
-    from torch.utils import cpp_extension
-
+    include, library = _torch_folders()
     abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
     flags = ["-std=c++20", "-O2", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", "-w"]
-    flags += [f"-I{path}" for path in cpp_extension.include_paths()]
-    libs = [f"-L{path}" for path in cpp_extension.library_paths()]
-    libs += [f"-Wl,-rpath,{path}" for path in cpp_extension.library_paths()]
-    return flags, [*libs, "-lc10", "-ltorch_cpu", "-ltorch"]
+    flags += [f"-I{path}" for path in include]
+    link = [part for path in library for part in (f"-L{path}", f"-Wl,-rpath,{path}")]
+    return flags, [*link, "-lc10", "-ltorch_cpu", "-ltorch"]
+
+
+def _torch_folders() -> tuple[list[str], list[str]]:
+    """(headers, libraries). A wheel's are beside the package; for others torch's own helper knows, whose
+    import takes half a second."""
+    root = Path(torch.__file__).parent
+    include = [root / "include", root / "include/torch/csrc/api/include"]
+    if all(path.is_dir() for path in (*include, root / "lib")):
+        return [str(path) for path in include], [str(root / "lib")]
+    from torch.utils import cpp_extension
+
+    return cpp_extension.include_paths(), cpp_extension.library_paths()
