@@ -276,6 +276,27 @@ def verify(
     return verb(names or (), mutate, as_json, path or ())
 
 
+@app.command()
+def kernels(
+    target: Annotated[str, typer.Option("--target", help="A target, or an architecture: sm_90.")],
+    show: Annotated[str, typer.Option("--show", help="Print the code of one kernel.")] = "",
+    as_: Annotated[str, typer.Option("--as", help="With --show: source, ptx or sass.")] = "source",
+    family: Annotated[str, typer.Option("--family", help="Only this family.")] = "",
+    jobs: Annotated[int, typer.Option("--jobs", help="Compilers at once; 0: one a core.")] = 0,
+    path: c.SearchPath = None,
+    as_json: c.Json = False,
+) -> int:
+    """Compile every generated Triton kernel for a GPU; no GPU needed. Registers, spills, roofline.
+
+    `sitsopt kernels --target h100 --family attention`
+    """
+    from sitsopt.cli.kernels import kernels as verb
+
+    return verb(
+        target, show=show, as_=as_, family=family, jobs=jobs, as_json=as_json, path=path or ()
+    )
+
+
 def _given(
     model: str, recipe: str, target: str, set_: list[str] | None, path: Any, dtype: str, trust: bool
 ) -> c.ModelOptions:
