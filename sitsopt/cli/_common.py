@@ -40,6 +40,17 @@ Trust = Annotated[
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="A tenth of the work, for a first look.")]
 
+Dtype = Annotated[str, typer.Option("--dtype", help="bf16, f16, f32 or f64.")]
+New = Annotated[int, typer.Option("--new", help="Tokens to generate.")]
+Within = Annotated[
+    float | None,
+    typer.Option(
+        "--ppl-within",
+        help="Let perplexity alone decide, within this many percent: for recipes that quantize.",
+        show_default=False,
+    ),
+]
+
 
 # Options of the backend that no verb offers; tests turn Inductor off here.
 EXTRA: dict[str, Any] = {}

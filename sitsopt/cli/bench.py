@@ -34,6 +34,51 @@ def bench(
     return 0
 
 
+def kernels(as_json: bool = False) -> int:
+    """Measure the CPU kernels beside a plain read loop and beside ATen. Exit status: 0."""
+    import torch
+
+    from sitsopt.runtime.kernels.bench import bench_kernels
+    from sitsopt.runtime.machine import read_bandwidth_gbs
+
+    with progress() as say:
+        say("measuring kernels")
+        lines = bench_kernels()
+    if as_json:
+        bandwidth = read_bandwidth_gbs(cached=False)
+        emit({"threads": torch.get_num_threads(), "bandwidth_gbs": bandwidth, "kernels": lines})
+    else:
+        show(_kernel_table(lines))
+    return 0
+
+
+def _kernel_table(lines: list[dict[str, Any]]) -> Any:
+    """One line a kernel; several peers share a cell."""
+    from rich.table import Table
+
+    table = Table(title="bytes a second, beside a plain read of as many", title_justify="left")
+    for name in (
+        "kernel",
+        "shape",
+        "rows",
+        "dtype",
+        "cached",
+        "GB/s",
+        "probe",
+        "ratio",
+        "faster than",
+    ):
+        table.add_column(name)
+    for line in lines:
+        versus = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in line["versus"].items())
+        table.add_row(
+            line["name"], line["shape"], str(line["rows"]), line["dtype"],
+            "yes" if line["cached"] else "no", _number(line["gbs"]), _number(line["probe_gbs"]),
+            _number(line["ratio"], 2), versus,
+        )  # fmt: skip
+    return table
+
+
 def as_table(result: dict[str, Any]) -> Any:
     """One line an engine, with what `sits` gains over it."""
     from rich.table import Table

@@ -14,7 +14,18 @@ from sitsopt.cli._status import status
 from sitsopt.cli.app import app
 from sitsopt.measure.errors import InputError
 
-VERBS = ("run", "bench", "check", "bisect", "explain", "rules", "recipes", "targets", "verify")
+VERBS = (
+    "run",
+    "bench",
+    "check",
+    "bisect",
+    "explain",
+    "rules",
+    "recipes",
+    "targets",
+    "verify",
+    "kernels",
+)
 
 
 @pytest.fixture
@@ -72,6 +83,20 @@ def test_bench_prints_json_and_a_table(tiny_llama: Path, fast, capsys: pytest.Ca
     assert "eager" in table and "llama.cpp: " in table
 
 
+def test_bench_of_kernels(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    from sitsopt.runtime.kernels import bench as measured
+
+    line = {
+        "name": "linears", "shape": "576x576", "rows": 1, "gbs": 9.5, "probe_gbs": 10.0,
+        "ratio": 0.95, "versus": {"aten": 1.4}, "dtype": "bf16", "cached": False,
+    }  # fmt: skip
+    monkeypatch.setattr(measured, "bench_kernels", lambda: [line])
+    assert call("bench", "--kernels", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["kernels"] == [line]
+    assert call("bench", "--kernels") == 0
+    assert "aten 1.40x" in capsys.readouterr().out
+
+
 def test_check_exits_0_and_1(
     tiny_llama: Path, fast, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -99,6 +124,7 @@ def test_check_exits_0_and_1(
         (["recipes", "a", "b"], "takes one name"),
         (["frobnicate"], "No such command"),
         (["run"], "Missing argument"),
+        (["bench"], "name a model"),
     ],
 )
 def test_bad_input_exits_2_with_its_reason(arguments, words, capsys: pytest.CaptureFixture[str]):
