@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .planning import ExpectationError
     from .pipeline import LoweringError
+    from .planning import ExpectationError
     from .reporting import Report, report
     from .whole import optimize
 

@@ -35,7 +35,9 @@ def sits(
     try:
         parsed = Options.parse(options)
         owner = owner_of(gm)
-        session = find_or_make(owner, parsed, mode, lambda: make_session(owner, parsed, mode, unknown))
+        session = find_or_make(
+            owner, parsed, mode, lambda: make_session(owner, parsed, mode, unknown)
+        )
         return compile_one(gm, inputs, session)
     except (SpecError, ExpectationError, LoweringError) as error:
         return raising(error)

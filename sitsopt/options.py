@@ -38,7 +38,9 @@ class Options:
         known = [f.name for f in fields(Options)]
         for name in given:
             if name not in known:
-                raise _error(name, f"unknown option `{name}`", ", ".join(known), did_you_mean(name, known))
+                raise _error(
+                    name, f"unknown option `{name}`", ", ".join(known), did_you_mean(name, known)
+                )
         for name, check, expected in CHECKS:
             if name in given and not check(given[name]):
                 raise _error(name, f"`{name}` is {given[name]!r}", expected)
@@ -62,7 +64,9 @@ class Options:
 
 
 def _list(value: Any) -> bool:
-    return isinstance(value, (str, Path)) or (isinstance(value, Sequence) and not isinstance(value, bytes))
+    return isinstance(value, (str, Path)) or (
+        isinstance(value, Sequence) and not isinstance(value, bytes)
+    )
 
 
 def _names(value: Any) -> bool:

@@ -51,7 +51,9 @@ def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRec
         try:
             return _compiled(gm, inputs, plan, record, repeat)
         except SharedInputs as error:
-            return _fall_back(gm, inputs, replace(plan, lowering=Lowering("eager")), record, str(error))
+            return _fall_back(
+                gm, inputs, replace(plan, lowering=Lowering("eager")), record, str(error)
+            )
         except CannotCapture as error:
             return _fall_back(gm, inputs, plan, record, str(error))
         except torch._dynamo.exc.TorchDynamoException:

@@ -46,7 +46,9 @@ def make_session(
     recipe = load_recipe(
         options.recipe, class_names(owner), options.path, options.set, [r.id for r in rules]
     )
-    target = detect_target() if options.target == "auto" else load_target(options.target, options.path)
+    target = (
+        detect_target() if options.target == "auto" else load_target(options.target, options.path)
+    )
     record = Record(target=target.name, recipe=recipe.name)
     chosen = choose(rules, recipe, record)
     plan = Plan(
@@ -61,7 +63,9 @@ def make_session(
         why = "no rule is lowered to generated Triton kernels yet"
         record.effective.append(Effective("lowering: interpret", "inductor", why))
     for name, value in (unknown or {}).items():
-        record.effective.append(Effective(f"{name}={value!r}", "ignored", "the backend has no such setting"))
+        record.effective.append(
+            Effective(f"{name}={value!r}", "ignored", "the backend has no such setting")
+        )
     return Session(weak(owner), options, plan, record, recipe, target)
 
 
@@ -138,7 +142,9 @@ def check_expectations(session: Session) -> None:
             )
     if wrong and any(g.grad for g in session.record.graphs):
         why = "gradients are recorded, and rules for inference do not apply then"
-        session.record.effective.extend(Effective(f"expect: {line}", "not checked", why) for line in wrong)
+        session.record.effective.extend(
+            Effective(f"expect: {line}", "not checked", why) for line in wrong
+        )
     elif wrong:
         hint = "`sitsopt explain MODEL --why-not RULE` shows every near miss"
         raise ExpectationError("\n".join([*wrong, f"  hint: {hint}"]))
@@ -147,7 +153,9 @@ def check_expectations(session: Session) -> None:
 def _closest(graphs: Iterable[GraphRecord], rule: str) -> str:
     misses: list[Miss] = [m for g in graphs for m in g.misses if m.rule == rule]
     misses.sort(key=lambda m: -m.matched)
-    fallbacks = [f"\n  graph {g.name} was not rewritten: {g.fallback}" for g in graphs if g.fallback]
+    fallbacks = [
+        f"\n  graph {g.name} was not rewritten: {g.fallback}" for g in graphs if g.fallback
+    ]
     lines = [
         f"\n  near miss at {m.place.module} ({m.place.source}): {m.reason}: {m.condition}: "
         f"expected {m.expected}, found {m.found}"

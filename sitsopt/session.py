@@ -87,7 +87,11 @@ def owner_of(gm: GraphModule) -> Any:
         frame = InstructionTranslator.current_tx()
         args = frame.f_locals.get("args") or ()  # of a decorated method
         first = next(iter(frame.f_locals.values()), None)
-        for own in (frame.f_locals.get("self"), first, args[0] if isinstance(args, tuple) and args else None):
+        for own in (
+            frame.f_locals.get("self"),
+            first,
+            args[0] if isinstance(args, tuple) and args else None,
+        ):
             if isinstance(own, nn.Module):
                 return own
         return _written(frame.f_code)

@@ -30,7 +30,7 @@ def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
     sections = {
         k: v
         for k, v in overrides.items()
-        if k not in OPTIONS or isinstance(v, Mapping) and k != "inductor"
+        if k not in OPTIONS or (isinstance(v, Mapping) and k != "inductor")
     }
     options = {k: v for k, v in overrides.items() if k not in sections}
     if sections:

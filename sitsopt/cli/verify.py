@@ -17,7 +17,10 @@ from ..spec.rule import Rule, load_rules
 
 
 def verify(
-    names: Sequence[str] = (), mutate: bool = False, as_json: bool = False, path: Sequence[Path] = ()
+    names: Sequence[str] = (),
+    mutate: bool = False,
+    as_json: bool = False,
+    path: Sequence[Path] = (),
 ) -> int:
     """Run the examples of all rules, or of those named (`fuse/rope`, or a stage: `fuse`).
 
@@ -32,7 +35,9 @@ def verify(
     failed: list[dict[str, Any]] = []
     lived: list[dict[str, str]] = []
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=as_json or not sys.stderr.isatty()) as bar:
+    with Progress(
+        console=console, transient=True, disable=as_json or not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task("verify", total=len(chosen))
         for rule in chosen:
             bar.update(task, description=rule.id)
@@ -73,7 +78,9 @@ def select(rules: Iterable[Rule], names: Sequence[str]) -> list[Rule]:
 def _print(result: dict[str, Any], clashes: Sequence[Any]) -> None:
     console = Console()
     for failure in result["failed"]:
-        console.print(f"[red]failed[/red] {failure['rule']}  {failure['place']}\n  {failure['what']}")
+        console.print(
+            f"[red]failed[/red] {failure['rule']}  {failure['place']}\n  {failure['what']}"
+        )
     for survivor in result.get("survivors", ()):
         console.print(f"[red]survived[/red] {survivor['rule']}  {survivor['mutation']}")
     for clash in clashes:

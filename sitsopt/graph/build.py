@@ -12,8 +12,8 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from .facts import tensor, val
-from .sizes import as_nodes
 from .opview import canonical, permutation, view_of
+from .sizes import as_nodes
 
 PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 

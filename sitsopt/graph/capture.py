@@ -77,7 +77,10 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
         raise CannotCapture(f"functionalization failed: {_first_line(error)}") from error
     assert isinstance(graph, GraphModule)
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    attached = [*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False)]
+    attached = [
+        *gm.named_parameters(remove_duplicate=False),
+        *gm.named_buffers(remove_duplicate=False),
+    ]
     extra: list[Any] = list(dict(attached).values())
     if len(placeholders) != len(extra) + len(inputs):
         raise CannotCapture("effect tokens in the graph")
@@ -103,7 +106,9 @@ def _refuse(gm: GraphModule, inputs: Sequence[Any]) -> None:
         if "batch_norm" in name and node.op == "call_function" and torch.is_grad_enabled():
             training = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
             if training is True:
-                raise CannotCapture("batch norm in training updates its statistics inside the graph")
+                raise CannotCapture(
+                    "batch norm in training updates its statistics inside the graph"
+                )
     plain = (torch.Tensor, nn.Parameter, nn.Buffer, torch._subclasses.FakeTensor)
     for value in inputs:
         if isinstance(value, torch.Tensor) and type(value) not in plain:
@@ -152,7 +157,9 @@ def _check_views(results: list[Any], written: dict[Node, Node]) -> None:
     """A result may be a view of an input's new value; `restore` makes it a view of the input. It may not share
     storage with one in any other way."""
     homes = {storage_root(node) for pair in written.items() for node in pair}
-    others = [n for n in results if isinstance(n, Node) and n not in written and storage_root(n) in homes]
+    others = [
+        n for n in results if isinstance(n, Node) and n not in written and storage_root(n) in homes
+    ]
     if not all(_behind(node, set(written.values())) for node in others):
         raise CannotCapture("a result shares storage with an input that the graph updates")
 

@@ -81,8 +81,7 @@ def is_view(node: Node) -> bool:
     if node.target in (torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default):
         return True  # may be a view, by layout
     return any(
-        a.alias_info is not None and not a.alias_info.is_write
-        for a in node.target._schema.returns
+        a.alias_info is not None and not a.alias_info.is_write for a in node.target._schema.returns
     )
 
 

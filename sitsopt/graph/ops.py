@@ -26,7 +26,9 @@ def op(schema: str):  # type: ignore[no-untyped-def]
     return wrap
 
 
-@op("rms_norm(Tensor x, Tensor? weight, float eps, float offset=0.0, bool round_first=True) -> Tensor")
+@op(
+    "rms_norm(Tensor x, Tensor? weight, float eps, float offset=0.0, bool round_first=True) -> Tensor"
+)
 def rms_norm(x, weight, eps, offset=0.0, round_first=True):  # type: ignore[no-untyped-def]
     """x / sqrt(mean(x^2) + eps) * (offset + weight) over the last dim, in f32 (Zhang & Sennrich, 2019).
 
@@ -109,7 +111,9 @@ def attention(q, k, v, mask, scale, causal=False, softcap=0.0, sinks=None, safe=
         keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(~keep, float("-inf"))
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        scores = (
+            scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        )
     if sinks is not None:
         return torch.matmul(_weights_beside(scores, sinks).to(v.dtype), v)
     weights = torch.softmax(scores, -1, dtype=torch.float32)
@@ -186,7 +190,9 @@ def bn_scale(gamma, var, eps):  # type: ignore[no-untyped-def]
     return (scale if gamma is None else scale * gamma.double()).to(_wide(var))
 
 
-@op("bn_shift(Tensor? bias, Tensor? gamma, Tensor? beta, Tensor mean, Tensor var, float eps) -> Tensor")
+@op(
+    "bn_shift(Tensor? bias, Tensor? gamma, Tensor? beta, Tensor mean, Tensor var, float eps) -> Tensor"
+)
 def bn_shift(bias, gamma, beta, mean, var, eps):  # type: ignore[no-untyped-def]
     """What it adds to each channel, behind an op that adds `bias`."""
     centre = -mean.double() if bias is None else bias.double() - mean.double()

@@ -21,7 +21,14 @@ RESHAPES = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 CASTS = {aten._to_copy.default, aten.to.dtype, aten.type_as.default}
 PERMUTES = {aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default,
             aten.swapaxes.default, aten.numpy_T.default}  # fmt: skip
-PERMUTE_NAMES = {"aten.permute", "aten.transpose", "aten.t", "aten.mT", "aten.swapaxes", "aten.numpy_T"}
+PERMUTE_NAMES = {
+    "aten.permute",
+    "aten.transpose",
+    "aten.t",
+    "aten.mT",
+    "aten.swapaxes",
+    "aten.numpy_T",
+}
 RESHAPE_NAMES = {"aten.view", "aten.reshape", "aten._unsafe_view"}
 DIM_ARGS = {"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "axis"}
 ONE_MORE = {"aten.unsqueeze", "aten.stack"}  # a dim counts in the output's rank

@@ -208,7 +208,9 @@ def _order(graph: Graph, calls: dict[Node, tuple[Layer, str]]) -> list[Node | La
         if node.op == "call_function" and node.target is aten.copy_.default:
             needs[mine].update(unit_of[u] for u in node.args[0].users)
         needs[mine].discard(mine)
-    needs[unit_of[graph.output_node()]].update(u for u in units if u != unit_of[graph.output_node()])
+    needs[unit_of[graph.output_node()]].update(
+        u for u in units if u != unit_of[graph.output_node()]
+    )
     return [units[u] for u in _sorted(needs)]
 
 

@@ -62,5 +62,7 @@ def _call(graph: Graph, op: Any, a: Any, b: Any) -> Any:
     if not isinstance(a, Node) and not isinstance(b, Node):
         return op(a, b)
     made = graph.call_function(op, (a, b))
-    made.meta["val"] = op(val(a) if isinstance(a, Node) else a, val(b) if isinstance(b, Node) else b)
+    made.meta["val"] = op(
+        val(a) if isinstance(a, Node) else a, val(b) if isinstance(b, Node) else b
+    )
     return made

@@ -54,7 +54,9 @@ class Env:
             return False
         if free_unbacked_symbols(expr):
             return None
-        divisible = isinstance(expr, sympy.Eq) and any(a.has(sympy.Mod) or "Mod" in str(a) for a in expr.args)
+        divisible = isinstance(expr, sympy.Eq) and any(
+            a.has(sympy.Mod) or "Mod" in str(a) for a in expr.args
+        )
         if isinstance(expr, (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)) or divisible:
             return bool(value)
         return None
@@ -75,7 +77,9 @@ def _dense(env: Env, node: Any) -> bool:
     if value is None:
         return False
     expected: Any = 1
-    for size, stride in sorted(zip(value.shape, value.stride(), strict=True), key=lambda p: (p[1], p[0])):
+    for size, stride in sorted(
+        zip(value.shape, value.stride(), strict=True), key=lambda p: (p[1], p[0])
+    ):
         if size == 1:
             continue
         if not same_size(stride, expected):
@@ -212,7 +216,9 @@ def _mutation(match: Match, view: GraphView) -> Refusal | None:
     node = view.mutation_between(min(match.nodes), max(match.nodes))
     if node is None:
         return None
-    return Refusal("mutation", f"{node.name} = {node.target} writes an argument between the matched nodes")
+    return Refusal(
+        "mutation", f"{node.name} = {node.target} writes an argument between the matched nodes"
+    )
 
 
 def _grad(match: Match) -> Refusal | None:

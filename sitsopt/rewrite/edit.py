@@ -182,7 +182,9 @@ def _overwritten(match: Match, news: list[Any], edit: Edit, view: GraphView) -> 
             continue
         writer = next((m for m in view.mutating if m > old and m not in view.dead), None)
         if writer is not None and storage_root(old) is not storage_root(new):
-            return Refusal("mutation", f"{writer.name} = {writer.target} may write what the copy was made of")
+            return Refusal(
+                "mutation", f"{writer.name} = {writer.target} may write what the copy was made of"
+            )
     return None
 
 

@@ -48,14 +48,18 @@ class Applied:
     claimed: list[Node]
 
 
-def rewrite(view: GraphView, rules: Sequence[Rule], settings: Settings, record: GraphRecord) -> list[Applied]:
+def rewrite(
+    view: GraphView, rules: Sequence[Rule], settings: Settings, record: GraphRecord
+) -> list[Applied]:
     """Apply every rule wherever it fits, in the order given; fill `record` with sites, misses and stages."""
     engine = _Engine(view, settings, record, fake_mode(view.gm))
     for stage, group in groupby(rules, key=lambda r: r.stage):
         start, before = time.perf_counter(), len(engine.applied)
         for rule in group:
             engine.run(rule)
-        record.stages.append((stage, len(engine.applied) - before, (time.perf_counter() - start) * 1e3))
+        record.stages.append(
+            (stage, len(engine.applied) - before, (time.perf_counter() - start) * 1e3)
+        )
     return engine.applied
 
 
@@ -96,9 +100,14 @@ class _Engine:
         seen: set[Node] = set()
         for index in range(len(rule.spellings)):
             roots = (n for k in root_keys(rule, index) for n in self.view.by_key.get(k, ()))
-            for node in [n for n in roots if self.owners.get(n, rule.id) != rule.id and n not in seen]:
+            for node in [
+                n for n in roots if self.owners.get(n, rule.id) != rule.id and n not in seen
+            ]:
                 match = next(Attempt(rule, index, self.view, None).run(node), None)
-                if match and refuse(match, self.view, self.settings.grad, self.settings.facts) is None:
+                if (
+                    match
+                    and refuse(match, self.view, self.settings.grad, self.settings.facts) is None
+                ):
                     seen.add(node)
                     count = len(match.nodes)
                     trace = Trace(count, "order", f"taken by {self.owners[node]}", of=count)
@@ -107,7 +116,9 @@ class _Engine:
     def _tried(self, rule: Rule) -> Tried:
         every = range(len(rule.spellings))
         roots = set().union(*(root_keys(rule, i) for i in every))
-        missing = [sorted(k for k in needed_keys(rule, i) if not self.view.by_key.get(k)) for i in every]
+        missing = [
+            sorted(k for k in needed_keys(rule, i) if not self.view.by_key.get(k)) for i in every
+        ]
         fewest = min(missing, key=len)
         return Tried(sum(len(self.view.by_key.get(k, ())) for k in roots), tuple(fewest))
 
@@ -119,7 +130,13 @@ class _Engine:
             if refusal is None:
                 return True
             if trace is not None:
-                trace.fail(len(match.nodes) + 1, refusal.reason, refusal.condition, refusal.expected, refusal.found)
+                trace.fail(
+                    len(match.nodes) + 1,
+                    refusal.reason,
+                    refusal.condition,
+                    refusal.expected,
+                    refusal.found,
+                )
                 trace.explanation, trace.of = refusal.explanation, trace.matched
         if trace is not None and trace.matched > 0:
             best = missed.get(node)
@@ -141,7 +158,9 @@ class _Engine:
         key = f"{base}#{self.ordinals[base]}"
         if not self.settings.allow(key):
             self.ordinals[base] += 1
-            return Refusal("order", "switched off", "this site is switched off by `only` or `exclude`")
+            return Refusal(
+                "order", "switched off", "this site is switched off by `only` or `exclude`"
+            )
         before = cost(match.nodes)
         costs = works(match.nodes) if self.settings.target else []
         edit: Edit | None = None
@@ -157,7 +176,9 @@ class _Engine:
             predict(site, costs, kernels, self.settings.target)
         return None
 
-    def _note(self, key: str, match: Match, edit: Edit | None, module: str, before: int | None) -> Site:
+    def _note(
+        self, key: str, match: Match, edit: Edit | None, module: str, before: int | None
+    ) -> Site:
         claimed = list(match.nodes) if edit is None else []
         self.claims.update(dict.fromkeys(claimed, match.rule.id))
         if edit is not None and self.settings.misses:
@@ -232,4 +253,8 @@ def _miss(rule: Rule, node: Node, trace: Trace) -> Miss:
 
 
 def _readable(match: Match) -> dict[str, str]:
-    return {k: v.name if isinstance(v, Node) else str(v) for k, v in match.bound.items() if not k.startswith("%")}
+    return {
+        k: v.name if isinstance(v, Node) else str(v)
+        for k, v in match.bound.items()
+        if not k.startswith("%")
+    }

@@ -107,7 +107,14 @@ def make_input(spec: Input, env: dict[str, Any], example: Example) -> torch.Tens
     elif kind == "randn":
         base = torch.randn(shape).to(dtype)
     else:
-        fill = {"zeros": 0.0, "ones": 1.0, "large": 1e4, "small": 1e-30, "nan": float("nan"), "inf": float("inf")}
+        fill = {
+            "zeros": 0.0,
+            "ones": 1.0,
+            "large": 1e4,
+            "small": 1e-30,
+            "nan": float("nan"),
+            "inf": float("inf"),
+        }
         base = torch.full(shape, fill[kind]).to(dtype)
     return _laid_out(base, example.layout.get(spec.name, "contiguous"))
 

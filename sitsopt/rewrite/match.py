@@ -32,7 +32,10 @@ COMMUTATIVE = {
     "aten.add", "aten.mul", "aten.maximum", "aten.minimum", "aten.eq", "aten.ne",
     "aten.logical_and", "aten.logical_or", "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor",
 }  # fmt: skip
-LAYOUT_ONLY = {"aten.clone", "aten.contiguous"}  # the memory format changes where values lie, not what they are
+LAYOUT_ONLY = {
+    "aten.clone",
+    "aten.contiguous",
+}  # the memory format changes where values lie, not what they are
 Goal = tuple[Term, Any, str]
 
 
@@ -52,7 +55,9 @@ class Trace:
     explanation: str = ""
     of: int = 0  # nodes in the pattern
 
-    def fail(self, matched: int, reason: str, condition: str, expected: object, found: object) -> None:
+    def fail(
+        self, matched: int, reason: str, condition: str, expected: object, found: object
+    ) -> None:
         if matched > self.matched:
             self.matched, self.reason, self.condition = matched, reason, condition
             self.expected, self.found = str(expected), str(found)
@@ -79,7 +84,9 @@ class Attempt:
         self.index = spelling
         chosen = rule.spellings[spelling]
         self.program: Program = chosen.program
-        self.lets: dict[str, Let] = {n: let for let in self.program.lets for n in let.names if n != "_"}
+        self.lets: dict[str, Let] = {
+            n: let for let in self.program.lets for n in let.names if n != "_"
+        }
         self.bound: dict[str, Any] = {k: plain(v) for k, v in chosen.fixed.items()}
         self.nodes: dict[Node, Let | None] = {}
         self.deferred: list[Goal] = []
@@ -128,10 +135,17 @@ class Attempt:
         for term in let.call.args:
             base = self.bound.get(term.name) if isinstance(term, Ref) else None
             if isinstance(base, Node):
-                users = [u for u in self.view.users(base) if key_of(u) == key and u not in self.nodes]
+                users = [
+                    u for u in self.view.users(base) if key_of(u) == key and u not in self.nodes
+                ]
                 same = [n for n in floor if base in n.all_input_nodes]
                 return sorted(u for u in users if all(n < u for n in same))
-        self._fail("pattern", f"{', '.join(let.names)} = {let.call.op}", "a value that shares an input", "none")
+        self._fail(
+            "pattern",
+            f"{', '.join(let.names)} = {let.call.op}",
+            "a value that shares an input",
+            "none",
+        )
         return []
 
     def _solve(self, goals: tuple[Goal, ...]) -> Iterator[None]:
@@ -181,7 +195,9 @@ class Attempt:
     def _parts(self, term: Seq, actual: list[Any] | tuple[Any, ...]) -> list[Any]:
         """The items of a list as the pattern divides them: a pack of sizes takes what the others leave."""
         packs = self.rule.packs
-        at = next((i for i, t in enumerate(term.items) if isinstance(t, Ref) and t.name in packs), None)
+        at = next(
+            (i for i, t in enumerate(term.items) if isinstance(t, Ref) and t.name in packs), None
+        )
         extra = len(actual) - len(term.items) + 1
         if at is None or extra < 0:
             return list(actual)
@@ -226,8 +242,14 @@ class Attempt:
             return
         if len(let.names) > 1:
             view = view_of(actual)
-            if view is None or view.key != "prim.getitem" or view.values[1] != let.names.index(name):
-                self._fail("pattern", name, f"output {let.names.index(name)} of {let.call.op}", _op(actual))
+            if (
+                view is None
+                or view.key != "prim.getitem"
+                or view.values[1] != let.names.index(name)
+            ):
+                self._fail(
+                    "pattern", name, f"output {let.names.index(name)} of {let.call.op}", _op(actual)
+                )
                 return
             yield from ((goals) for goals in self._call_goals(let, view.values[0], ()))
             return
@@ -237,7 +259,9 @@ class Attempt:
         for goals in self._call_goals(let, node, rest):
             yield from self._solve(goals)
 
-    def _call_goals(self, let: Let, node: Node, rest: tuple[Goal, ...]) -> Iterator[tuple[Goal, ...]]:
+    def _call_goals(
+        self, let: Let, node: Node, rest: tuple[Goal, ...]
+    ) -> Iterator[tuple[Goal, ...]]:
         key = canonical(let.call.op)
         if key == "prim.cast":
             yield from self._cast_goals(let, node, rest)
@@ -277,7 +301,9 @@ class Attempt:
                 self.nodes[user] = None
                 self.bound[let.names[view.values[1]]] = user
 
-    def _cast_goals(self, let: Let, node: Node, rest: tuple[Goal, ...]) -> Iterator[tuple[Goal, ...]]:
+    def _cast_goals(
+        self, let: Let, node: Node, rest: tuple[Goal, ...]
+    ) -> Iterator[tuple[Goal, ...]]:
         """A cast is a cast node, or no node at all where the value has that dtype already."""
         operand, dtype = let.call.args[0], let.call.args[1]
         mark = self._mark()
@@ -308,7 +334,9 @@ class Attempt:
                 term = kwargs.pop(name)
             elif name == "memory_format" and view.key in LAYOUT_ONLY:
                 continue
-            elif view.defaults[i] is REQUIRED or not same_constant(view.defaults[i], view.values[i]):
+            elif view.defaults[i] is REQUIRED or not same_constant(
+                view.defaults[i], view.values[i]
+            ):
                 self._fail("pattern", label, view.defaults[i] if view.defaults[i] is not REQUIRED else "given",
                            view.values[i])  # fmt: skip
                 return None
@@ -372,7 +400,9 @@ class Attempt:
             self._fail("pattern", f"{spec.name}: Param", "a parameter or constant", _op(actual))
             return
         if spec.kind == "state" and not self.view.is_state(actual):
-            self._fail("pattern", f"{spec.name}: State", "a buffer that the graph updates", _op(actual))
+            self._fail(
+                "pattern", f"{spec.name}: State", "a buffer that the graph updates", _op(actual)
+            )
             return
         if self._dtype_fits(spec, value) and self._dims_fit(spec, value):
             self.bound[spec.name] = actual
@@ -458,7 +488,9 @@ class Attempt:
             self.bound.setdefault(spec.name, plain(spec.default))
         returns = tuple(self.bound.get(name) for name in self.program.returns)
         inputs = [b for name in self.rule.inputs if isinstance(b := self.bound.get(name), Node)]
-        return Match(self.rule, self.index, anchor, dict(self.bound), list(self.nodes), returns, inputs)
+        return Match(
+            self.rule, self.index, anchor, dict(self.bound), list(self.nodes), returns, inputs
+        )
 
 
 def arithmetic(op: str, args: list[Any]) -> Any:
@@ -489,11 +521,19 @@ def same_constant(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(same_constant(x, symbolic(y)) for x, y in zip(a, b, strict=True))
-    if isinstance(a, (Node, str, torch.dtype, bool)) or isinstance(b, (Node, str, torch.dtype, bool)):
+        return len(a) == len(b) and all(
+            same_constant(x, symbolic(y)) for x, y in zip(a, b, strict=True)
+        )
+    if isinstance(a, (Node, str, torch.dtype, bool)) or isinstance(
+        b, (Node, str, torch.dtype, bool)
+    ):
         return type(a) is type(b) and bool(a == b)
     if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
-        return isinstance(a, (int, torch.SymInt)) and isinstance(b, (int, torch.SymInt)) and same_size(a, b)
+        return (
+            isinstance(a, (int, torch.SymInt))
+            and isinstance(b, (int, torch.SymInt))
+            and same_size(a, b)
+        )
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         if a != a or b != b:
             return a != a and b != b

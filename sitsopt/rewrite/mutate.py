@@ -26,7 +26,11 @@ class Survivor:
 
 def survivors(rule: Rule) -> list[Survivor]:
     """The mutants of a rule that its examples do not catch; empty for a well-tested rule."""
-    return [Survivor(rule.id, name) for name, mutant in mutants(rule) if not verify(rule, mutant, first=True)]
+    return [
+        Survivor(rule.id, name)
+        for name, mutant in mutants(rule)
+        if not verify(rule, mutant, first=True)
+    ]
 
 
 def mutants(rule: Rule) -> Iterator[tuple[str, Rule]]:
@@ -125,13 +129,21 @@ def _trees(tree: Cond) -> Iterator[tuple[str, Cond]]:
             yield f"{tree.value} -> {other}", replace(tree, value=other)
     if isinstance(tree, In) and len(tree.members) > 1:
         for i, member in enumerate(tree.members):
-            yield f"without {member.text}", replace(tree, members=(*tree.members[:i], *tree.members[i + 1 :]))
+            yield (
+                f"without {member.text}",
+                replace(tree, members=(*tree.members[:i], *tree.members[i + 1 :])),
+            )
     for one in fields(tree):
         value = getattr(tree, one.name)
         if isinstance(value, Cond):
             for name, part in _trees(value):
                 yield name, _with(tree, one.name, part)
-        elif isinstance(value, tuple) and value and is_dataclass(value[0]) and not isinstance(tree, In):
+        elif (
+            isinstance(value, tuple)
+            and value
+            and is_dataclass(value[0])
+            and not isinstance(tree, In)
+        ):
             for i, member in enumerate(value):
                 if isinstance(member, Cond):
                     for name, part in _trees(member):

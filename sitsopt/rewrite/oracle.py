@@ -68,20 +68,29 @@ def compare(eager: Any, got: Any, wide: Any, tolerance: tuple[float, float] | No
     return worst
 
 
-def _one(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, tolerance: tuple[float, float] | None) -> Verdict:
+def _one(
+    x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, tolerance: tuple[float, float] | None
+) -> Verdict:
     if x.dtype != y.dtype or x.shape != y.shape:
         return Verdict(False, f"{y.dtype}{tuple(y.shape)} instead of {x.dtype}{tuple(x.shape)}")
     if same_bits(x, y):
         return Verdict(True)
     if tolerance is None or not x.is_floating_point():
-        return Verdict(False, f"not bitwise equal: off by up to {_gap(x, y):.3g} ({x.dtype})", _gap(x, y))
-    if not torch.equal(torch.isnan(x), torch.isnan(y)) or not torch.equal(torch.isinf(x), torch.isinf(y)):
+        return Verdict(
+            False, f"not bitwise equal: off by up to {_gap(x, y):.3g} ({x.dtype})", _gap(x, y)
+        )
+    if not torch.equal(torch.isnan(x), torch.isnan(y)) or not torch.equal(
+        torch.isinf(x), torch.isinf(y)
+    ):
         return Verdict(False, "NaN or infinity in other places")
     rtol, atol = tolerance
     z = z.double()
     error, own = _gap(z, y), _gap(z, x)
     bound = float((atol + rtol * z.abs().nan_to_num(0, 0, 0)).max()) if z.numel() else atol
-    limit = max(2 * own, torch.finfo(x.dtype).eps * float(z.abs().nan_to_num(0, 0, 0).max() if z.numel() else 0))
+    limit = max(
+        2 * own,
+        torch.finfo(x.dtype).eps * float(z.abs().nan_to_num(0, 0, 0).max() if z.numel() else 0),
+    )
     if error > bound:
         return Verdict(False, f"error {error:.3g} above the tolerance {bound:.3g}", error, own)
     if error > limit:

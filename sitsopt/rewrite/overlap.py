@@ -22,7 +22,12 @@ class Overlap:
     nodes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, object]:
-        return {"first": self.first, "second": self.second, "place": self.place, "nodes": list(self.nodes)}
+        return {
+            "first": self.first,
+            "second": self.second,
+            "place": self.place,
+            "nodes": list(self.nodes),
+        }
 
     def __str__(self) -> str:
         return (
@@ -37,7 +42,9 @@ def overlaps(rules: Sequence[Rule]) -> list[Overlap]:
     found: dict[frozenset[str], Overlap] = {}
     for rule in rules:
         rivals = [r for r in rules if r.stage == rule.stage and r.id != rule.id]
-        rivals = [r for r in rivals if r.id not in ordered[rule.id] and rule.id not in ordered[r.id]]
+        rivals = [
+            r for r in rivals if r.id not in ordered[rule.id] and rule.id not in ordered[r.id]
+        ]
         for spelling, example in _cases(rule):
             taken = _took(rule, rule, spelling, example)
             for rival in rivals:
@@ -77,7 +84,9 @@ def _closure(rules: Sequence[Rule]) -> dict[str, set[str]]:
         for other in rule.overrides:
             before.setdefault(other, set()).add(rule.id)
     for _ in rules:
-        grown = {k: v.union(*(before.get(i, set()) for i in v)) if v else v for k, v in before.items()}
+        grown = {
+            k: v.union(*(before.get(i, set()) for i in v)) if v else v for k, v in before.items()
+        }
         if grown == before:
             break
         before = grown

@@ -22,7 +22,11 @@ DEPTH = 2
 def _lets(rule: Rule, spelling: int) -> dict[str, Let]:
     """The single-valued lets of a spelling by name; those behind a `through` edge are left out."""
     lets = rule.spellings[spelling].program.lets
-    return {l.names[0]: l for l in lets if len(l.names) == 1 and l.names[0] not in rule.through}
+    return {
+        let.names[0]: let
+        for let in lets
+        if len(let.names) == 1 and let.names[0] not in rule.through
+    }
 
 
 def plausible(rule: Rule, spelling: int, node: Node, commutes: frozenset[str] | set[str]) -> bool:

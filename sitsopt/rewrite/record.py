@@ -94,7 +94,9 @@ class GraphRecord:
     tried: dict[str, Tried] = field(default_factory=dict)  # by rule, when misses are recorded
     stages: list[tuple[str, int, float]] = field(default_factory=list)  # (stage, rewrites, ms)
 
-    repeated: list[list[str]] = field(default_factory=list)  # module paths of layers that share their code
+    repeated: list[list[str]] = field(
+        default_factory=list
+    )  # module paths of layers that share their code
     repeat_failed: str = ""  # why equal layers were compiled one by one after all
 
     def forget_rewrites(self) -> None:

@@ -36,7 +36,9 @@ def verify(rule: Rule, subject: Rule | None = None, first: bool = False) -> list
         for spelling in spellings if example.given is None else spellings[:1]:
             what = _example(rule, subject or rule, spelling, example)
             if what:
-                failures.append(Failure(rule.id, str(example.pos), f"{what} (spelling {spelling + 1})"))
+                failures.append(
+                    Failure(rule.id, str(example.pos), f"{what} (spelling {spelling + 1})")
+                )
                 if first:
                     return failures
     return failures
@@ -49,7 +51,9 @@ def _example(rule: Rule, subject: Rule, spelling: int, example: Example) -> str:
     except Exception as error:
         return f"the example cannot be built: {type(error).__name__}: {error}"
     record = GraphRecord("example")
-    settings = Settings(example.grad or example.because == "grad", dict(example.target), misses=True)
+    settings = Settings(
+        example.grad or example.because == "grad", dict(example.target), misses=True
+    )
     try:
         applied = rewrite(case.view, [subject], settings, record)
     except Exception as error:
@@ -70,7 +74,11 @@ def _skipped(example: Example, record: GraphRecord) -> str:
     reasons = {m.reason for m in record.misses} | {m.condition for m in record.misses}
     if example.because not in reasons and not (example.because == "pattern" and not record.misses):
         closest = max(record.misses, key=lambda m: m.matched, default=None)
-        found = f"{closest.reason} ({closest.condition})" if closest else "the pattern did not begin to match"
+        found = (
+            f"{closest.reason} ({closest.condition})"
+            if closest
+            else "the pattern did not begin to match"
+        )
         return f"is skipped for another reason than `{example.because}`: {found}"
     return ""
 

@@ -18,7 +18,9 @@ class GraphView:
     """Index of one functional graph. `params` are placeholders that hold parameters or constants, `states`
     those that the graph writes back. Entries may be stale for erased nodes only through `forget`."""
 
-    def __init__(self, gm: GraphModule, params: Iterable[Node] = (), states: Iterable[Node] = ()) -> None:
+    def __init__(
+        self, gm: GraphModule, params: Iterable[Node] = (), states: Iterable[Node] = ()
+    ) -> None:
         self.gm, self.graph = gm, gm.graph
         self.params, self.states = set(params), set(states)
         self.dead: set[Node] = set()

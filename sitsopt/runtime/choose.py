@@ -63,7 +63,9 @@ def _linears(node: Node, ask: Ask) -> Found:
     if any(w.dtype != x.dtype for w in map(tensor, weights) if w is not None):
         return None, "weights and input differ in dtype"
     rows = x.numel() // x.shape[-1] if isinstance(x.numel(), int) and x.shape[-1] else None
-    return ask("linears", x, {"rows": rows}, "weights are read where they lie, all in one parallel region")
+    return ask(
+        "linears", x, {"rows": rows}, "weights are read where they lie, all in one parallel region"
+    )
 
 
 def _ask(name: str, x: torch.Tensor, facts: dict[str, Any], note: str) -> Found:

@@ -37,7 +37,9 @@ class Lowering:
 
 
 def choose_kernels(
-    captured: Captured, applied: Sequence[Applied], lowering: Lowering,
+    captured: Captured,
+    applied: Sequence[Applied],
+    lowering: Lowering,
     kernel: Callable[[Node], tuple[str, str]] | None = None,
 ) -> None:
     """Point each `sits::` op at its kernel, and note at every site how it will run and why. `kernel` answers instead
@@ -51,7 +53,10 @@ def choose_kernels(
         elif lowering.how != "auto":
             chosen[node] = ("inductor", f"lowering: {lowering.how}")
         elif lowering.grad:
-            chosen[node] = ("inductor", "gradients are recorded: the reference is differentiable, kernels are not")
+            chosen[node] = (
+                "inductor",
+                "gradients are recorded: the reference is differentiable, kernels are not",
+            )
         else:
             chosen[node] = (kernel or _kernel)(node)
     default = "eager" if lowering.how == "eager" else "inductor"
@@ -72,7 +77,10 @@ def _kernel(node: Node) -> tuple[str, str]:
 def relax_views(graph: torch.fx.Graph) -> None:
     """A rewrite may change strides that a later `view` relied on; a `reshape` is right for any layout."""
     for node in graph.nodes:
-        if node.op == "call_function" and node.target in (aten.view.default, aten._unsafe_view.default):
+        if node.op == "call_function" and node.target in (
+            aten.view.default,
+            aten._unsafe_view.default,
+        ):
             node.target = aten.reshape.default
 
 
@@ -87,7 +95,9 @@ class Finished:
     values: list[Any]
     attached: list[Any]
     behind: Behind
-    repeated: list[list[str]] = field(default_factory=list)  # module paths of layers that share their code
+    repeated: list[list[str]] = field(
+        default_factory=list
+    )  # module paths of layers that share their code
 
     def fold(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The folded values for Dynamo's arguments as they are now."""

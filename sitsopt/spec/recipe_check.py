@@ -100,7 +100,10 @@ def _speculate(recipe: Recipe) -> Iterator[SpecError]:
     elif draft not in DRAFTS and (close := did_you_mean(draft, DRAFTS)):
         yield SpecError(pos, f"`{draft}` is no draft", expected="prompt-lookup, layer-skip or a model",
                         hint=f"{close} A model of that name is `model:{draft}`", path=path)  # fmt: skip
-    if recipe.speculate.acceptance == "exact" and "entropy_ratio" in recipe.speculate.model_fields_set:
+    if (
+        recipe.speculate.acceptance == "exact"
+        and "entropy_ratio" in recipe.speculate.model_fields_set
+    ):
         yield SpecError(recipe.origin(("speculate", "entropy_ratio")),
                         "`entropy_ratio` means nothing to `exact`",
                         hint="remove it, or choose `acceptance: adaptive`",

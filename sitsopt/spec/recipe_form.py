@@ -76,8 +76,9 @@ class KVCache(Spec):
         default=0.02, description="hotness-aware: share of the older tokens that may stay exact."
     )
     fallback_threshold: Share = Field(
-        default=0.75, description="hotness-aware: a tile stays exact whose attention mass, relative to the layer's"
-        " 99th percentile, is at least this."
+        default=0.75,
+        description="hotness-aware: a tile stays exact whose attention mass, relative to the layer's"
+        " 99th percentile, is at least this.",
     )
     max_seq_len: Annotated[int, Field(ge=1)] = Field(
         default=8192, description="Tokens that the cache has room for."

@@ -25,7 +25,13 @@ LM = {
     "eos_token_id": 2,
 }  # fmt: skip
 OWN_HEADS = {k: v for k, v in LM.items() if k not in ("num_key_value_heads", "head_dim")}
-GPT2 = {"n_embd": HIDDEN, "n_head": HEADS, "n_layer": LAYERS, "vocab_size": VOCAB, "n_positions": 64}
+GPT2 = {
+    "n_embd": HIDDEN,
+    "n_head": HEADS,
+    "n_layer": LAYERS,
+    "vocab_size": VOCAB,
+    "n_positions": 64,
+}
 T5 = {
     "d_model": HIDDEN, "d_kv": HEAD_DIM, "d_ff": MLP, "num_layers": LAYERS, "num_heads": HEADS,
     "num_decoder_layers": LAYERS, "vocab_size": VOCAB, "decoder_start_token_id": 0,
@@ -157,7 +163,9 @@ def call(model: nn.Module, phase: str = "forward") -> tuple[tuple[Any, ...], dic
         return (audio.to(_dtype(model)),), {"decoder_input_ids": ids, "use_cache": False}
     ids = torch.randint(3, VOCAB, (BATCH, PROMPT))
     if phase == "forward":
-        extra = {"decoder_input_ids": ids[:, :4].contiguous()} if "decoder_input_ids" in takes else {}
+        extra = (
+            {"decoder_input_ids": ids[:, :4].contiguous()} if "decoder_input_ids" in takes else {}
+        )
         if "use_cache" in takes or extra:
             extra["use_cache"] = False
         return (ids,), extra
