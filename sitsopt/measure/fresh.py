@@ -113,7 +113,7 @@ def run(job: Job) -> Start:
     first = time.perf_counter() - begun
     engine.run(ids, job.new)
     return Start(
-        round(first, 2),
+        round(first, 4),
         round(memory.peak_mb() - before, 1),
         round(memory.rss_mb() - before, 1),
     )
