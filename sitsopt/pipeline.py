@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from .graph import ops as _reference_ops  # noqa: F401  registers the sits:: ops
-from .graph.capture import CannotCapture, Captured, SharedInputs, capture
+from .graph.capture import CannotCapture, Captured, OnlyEager, capture
 from .rewrite.engine import Applied, Settings, rewrite
 from .rewrite.record import Effective, GraphRecord
 from .rewrite.view import GraphView
@@ -50,7 +50,7 @@ def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRec
     for repeat in (plan.lowering.repeat and not record.grad, False):
         try:
             return _compiled(gm, inputs, plan, record, repeat)
-        except SharedInputs as error:
+        except OnlyEager as error:
             return _fall_back(
                 gm, inputs, replace(plan, lowering=Lowering("eager")), record, str(error)
             )

@@ -6,6 +6,7 @@ outputs, which `restore` turns into `copy_` at the end, so that the graph keeps 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from .facts import is_view, storage_root, tensor, val
+from .facts import is_view, schema_mutates, storage_root, tensor, val
 
 aten = torch.ops.aten
 
@@ -26,8 +27,8 @@ class CannotCapture(Exception):
     """The graph must be run as it came; the message says why."""
 
 
-class SharedInputs(CannotCapture):
-    """Only eager is known to get such writes right."""
+class OnlyEager(CannotCapture):
+    """A write that no compiler is known to get right."""
 
 
 @dataclass
@@ -66,6 +67,7 @@ OWN_GRADIENT = {
 def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
     """Functionalize a Dynamo graph. Raises CannotCapture with the reason where that would not be safe."""
     _refuse(gm, inputs)
+    _settle_dropout(gm)
     sources = [getattr(n, "_dynamo_source", None) for n in gm.graph.nodes if n.op == "placeholder"]
     try:
         graph, signature = aot_export_module(
@@ -73,7 +75,7 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
         )
     except Exception as error:
         if "aliased inputs that are mutated" in str(error):
-            raise SharedInputs("inputs that share memory are written to") from error
+            raise OnlyEager("inputs that share memory are written to") from error
         raise CannotCapture(f"functionalization failed: {_first_line(error)}") from error
     assert isinstance(graph, GraphModule)
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
@@ -101,6 +103,8 @@ def _refuse(gm: GraphModule, inputs: Sequence[Any]) -> None:
         name = str(getattr(node.target, "__name__", node.target))
         if name in PASS_THROUGH:
             raise CannotCapture(f"{PASS_THROUGH[name]} ({name})")
+        if _writes(node) and _overlaps(node.kwargs.get("out") or next(iter(node.args), None)):
+            raise OnlyEager(f"{name} writes to an expanded tensor, in which several places are one")
         if name in OWN_GRADIENT and _differentiated(node):
             raise CannotCapture(f"{OWN_GRADIENT[name]} ({name})")
         if "batch_norm" in name and node.op == "call_function" and torch.is_grad_enabled():
@@ -115,9 +119,53 @@ def _refuse(gm: GraphModule, inputs: Sequence[Any]) -> None:
             raise CannotCapture(f"an input is a tensor subclass ({type(value).__name__})")
 
 
+def _overlaps(written: Any) -> bool:
+    value = written.meta.get("example_value") if isinstance(written, Node) else None
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    dims = zip(value.shape, value.stride(), strict=True)
+    return any(type(stride) is int and stride == 0 and size != 1 for size, stride in dims)
+
+
 def _differentiated(node: Node) -> bool:
     leaves = tree_leaves(node.meta.get("example_value"))
     return torch.is_grad_enabled() or any(getattr(t, "requires_grad", False) for t in leaves)
+
+
+IN_PLACE = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor",
+                                    "lshift", "rshift", "matmul")} | {"setitem"}  # fmt: skip
+DROPOUTS = {nn.functional.dropout, torch.dropout}
+
+
+def _settle_dropout(gm: GraphModule) -> None:
+    """Dropout that drops nothing gives back its input, which its schema does not say: in a graph that writes anything
+    its readers read the input itself, or they would miss what is written to it."""
+    if not any(map(_writes, gm.graph.nodes)):
+        return
+    for node in list(gm.graph.nodes):
+        if node.target in DROPOUTS and node.args and _drops_nothing(*node.args[1:3], **node.kwargs):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+    gm.recompile()
+
+
+def _drops_nothing(
+    p: Any = 0.5, training: Any = True, inplace: Any = False, train: Any = True
+) -> bool:
+    return p == 0.0 or training is False or train is False
+
+
+def _writes(node: Node) -> bool:
+    """Whether a node of Dynamo's graph may write one of its arguments, told by its name; rather once too often."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.op == "call_method":
+        return name.endswith("_") and not name.endswith("__")
+    if node.op != "call_function":
+        return False
+    flags = node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True
+    functional = getattr(node.target, "__module__", "") == "torch.nn.functional"
+    named = name.endswith("_") or (name in IN_PLACE and node.target is getattr(operator, name, None))
+    return named or flags or schema_mutates(node.target) or (functional and True in node.args)
 
 
 def _of_module(source: Any) -> bool:
@@ -204,7 +252,8 @@ def restore(captured: Captured, behind: Sequence[Node] = ()) -> None:
                 write = graph.call_function(aten.copy_.default, (place, new))
                 write.meta["val"] = place.meta["val"]
         places = {new: place for place, new in news.items()}
-        rest = [_on_the_input(graph, node, places) for node in results[:count]]
+        views = {node: _on_the_input(graph, node, places) for node in dict.fromkeys(results[:count])}
+        rest = [views[node] for node in results[:count]]
     output.args = ((*rest, *(news[p] for p in behind)),)
 
 
