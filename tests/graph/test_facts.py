@@ -56,3 +56,25 @@ def test_results_of_one_op_own_their_storage_and_pieces_of_a_split_share_it():
     roots = {n.name: storage_root(n) for n in graph.gm.graph.nodes if "getitem" in n.name}
     pieces = [name for name, root in roots.items() if root is x]
     assert len(pieces) == 2 and all(roots[n].name == n for n in roots if n not in pieces)
+
+
+def test_dropout_that_drops_nothing_is_its_input_where_something_is_written():
+    """Eager gives back the input itself, so a write to either is seen through both."""
+
+    def own(x):
+        y = nn.functional.dropout(x, 0.5, False)
+        x.add_(1)
+        return torch.cos(y)
+
+    def other(x):
+        y = nn.functional.dropout(torch.sin(x), 0.5, training=False)
+        y *= 2
+        return torch.cos(y)
+
+    def none(x):
+        return torch.cos(nn.functional.dropout(x, 0.5, False))
+
+    for fn, dropouts in ((own, 0), (other, 0), (none, 1)):
+        graph = captured(fn, torch.randn(3)).gm.graph
+        found = [n for n in graph.nodes if n.target is torch.ops.aten.dropout.default]
+        assert len(found) == dropouts
