@@ -164,7 +164,9 @@ def _writes(node: Node) -> bool:
         return False
     flags = node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True
     functional = getattr(node.target, "__module__", "") == "torch.nn.functional"
-    named = name.endswith("_") or (name in IN_PLACE and node.target is getattr(operator, name, None))
+    named = name.endswith("_") or (
+        name in IN_PLACE and node.target is getattr(operator, name, None)
+    )
     return named or flags or schema_mutates(node.target) or (functional and True in node.args)
 
 
@@ -252,7 +254,9 @@ def restore(captured: Captured, behind: Sequence[Node] = ()) -> None:
                 write = graph.call_function(aten.copy_.default, (place, new))
                 write.meta["val"] = place.meta["val"]
         places = {new: place for place, new in news.items()}
-        views = {node: _on_the_input(graph, node, places) for node in dict.fromkeys(results[:count])}
+        views = {
+            node: _on_the_input(graph, node, places) for node in dict.fromkeys(results[:count])
+        }
         rest = [views[node] for node in results[:count]]
     output.args = ((*rest, *(news[p] for p in behind)),)
 

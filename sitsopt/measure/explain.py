@@ -117,7 +117,10 @@ def rewrite_one(
 def _on(target: Target) -> Callable[[Node], tuple[str, str]]:
     """Who lowers a node on a target, as far as facts tell without building anything."""
     if target.emitter != "cpp":
-        return lambda node: ("inductor", f"Inductor compiles every op for a {target.emitter} target")
+        return lambda node: (
+            "inductor",
+            f"Inductor compiles every op for a {target.emitter} target",
+        )
 
     def kernel(node: Node) -> tuple[str, str]:
         exists, why = foreseen(node)

@@ -282,7 +282,9 @@ def test_rules_leave_random_numbers_alone() -> None:
 
 
 def test_threads_compile_and_call_at_once() -> None:
-    models = [Mlp() for _ in range(2)]  # they share a code object, and Dynamo keeps eight entries of one
+    models = [
+        Mlp() for _ in range(2)
+    ]  # they share a code object, and Dynamo keeps eight entries of one
     runs = [sits(m) for m in models]
     barrier = threading.Barrier(8)
 

@@ -99,6 +99,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "janus_vqvae": ("JanusVQVAEConfig", "JanusVQVAE", {
         "embed_dim": 8, "num_embeddings": 32, "latent_channels": 32, "num_patches": 4, "base_channels": 32,
         "channel_multiplier": [1, 1], "num_res_blocks": 1, "image_size": 8}),
+    "roc_bert": ("RoCBertConfig", "RoCBertModel", {
+        **ENCODER, "vocab_size": VOCAB, "pronunciation_vocab_size": VOCAB, "shape_vocab_size": VOCAB,
+        "pronunciation_embed_dim": 8, "shape_embed_dim": 12}),
+    "xlnet": ("XLNetConfig", "XLNetModel", {
+        "vocab_size": VOCAB, "d_model": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "d_inner": MLP}),
     "levit": ("LevitConfig", "LevitModel", {
         "image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4],
         "depths": [1, 1, 1], "key_dim": [8, 8, 8], "drop_path_rate": 0}),

@@ -37,7 +37,9 @@ def fired(code: Compiled) -> Counter[str]:
     return Counter(s.rule for r in code.records for s in r.sites if not s.rule.startswith("clean/"))
 
 
-def recomposed(fn: Callable[..., Any], args: list[Any], tolerance: float | None = None) -> Counter[str]:
+def recomposed(
+    fn: Callable[..., Any], args: list[Any], tolerance: float | None = None
+) -> Counter[str]:
     """What fired on a function whose results were compared with eager's."""
     return fired(check(fn, args, RULES, tolerance=tolerance))
 
@@ -118,7 +120,9 @@ def llama_norm(x, w):
 
 def gemma_norm(x, w):
     wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + w.float())).type_as(x)
+    return (
+        wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + w.float())
+    ).type_as(x)
 
 
 def t5_norm(x, w):
@@ -207,7 +211,9 @@ def test_written_by_hand(name: str, dtype: torch.dtype) -> None:
 
 
 NOT: dict[str, Callable[..., Any]] = {
-    "-1e9 is not low enough": lambda q, k, v: (q @ k.mT / 4).masked_fill(~OPEN, -1e9).softmax(-1) @ v,
+    "-1e9 is not low enough": lambda q, k, v: (
+        (q @ k.mT / 4).masked_fill(~OPEN, -1e9).softmax(-1) @ v
+    ),
     "over the queries": lambda q, k, v: (q @ k.mT * 0.3).softmax(-2) @ v,
     "a scale that is a value": lambda q, k, v: (q @ k.mT * q.mean()).softmax(-1) @ v,
     "the weights are returned": lambda q, k, v: ((p := (q @ k.mT * 0.3).softmax(-1)) @ v, p),
@@ -239,7 +245,11 @@ def test_a_key_permuted_into_place_is_bound_as_it_lies(t: int, heads: int, dim: 
 def test_a_permutation_that_is_no_transpose_is_no_key() -> None:
     """With every dim the same, only the permutation tells."""
     for dims in itertools.permutations(range(4)):
-        check(lambda q, k, v, d=dims: (q @ k.permute(d) * 0.3).softmax(-1) @ v, [randn(3, 3, 3, 3)] * 3, RULES)
+        check(
+            lambda q, k, v, d=dims: (q @ k.permute(d) * 0.3).softmax(-1) @ v,
+            [randn(3, 3, 3, 3)] * 3,
+            RULES,
+        )
 
 
 @pytest.mark.parametrize("queries, keys", [(1, 9), (3, 9), (9, 9), (9, 3)])
@@ -287,7 +297,9 @@ def test_rows_that_attend_nothing_are_as_eager_has_them(fill: float, written: st
 
 
 def test_torchs_own_op_gives_zeros_for_them() -> None:
-    counts = recomposed(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, EMPTY), qkv(1, 2, 3, 3, 4))
+    counts = recomposed(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, EMPTY), qkv(1, 2, 3, 3, 4)
+    )
     assert counts == {OP: 1}
 
 
