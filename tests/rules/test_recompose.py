@@ -106,7 +106,7 @@ def test_grouped_heads_are_found_in_every_layer(phase: str) -> None:
     assert counts["attention/gqa"] == 30
     assert counts["recompose/rms_norm"] == 61
     assert counts["recompose/rope"] == 60
-    assert torch.equal(eager, ours)
+    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)  # f32, 30 layers: not bit by bit
 
 
 # -- norms ----------------------------------------------------------------------------------------------
