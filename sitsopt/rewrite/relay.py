@@ -31,7 +31,7 @@ def relay(edit: Edit, view: GraphView, mode: FakeTensorMode) -> Refusal | None:
     edit, so that undoing it restores all. A refusal means that the edit must be undone."""
     changed = {new for old, new in edit.pairs if not _alike(val(old), val(new))}
     todo = {reader for node in changed for reader in view.users(node)} - set(edit.made)
-    ends: set[Node] = set(changed)
+    ends = changed & set(edit.made)  # what was there before is returned as it was
     while todo:
         node = min(todo)
         todo.remove(node)

@@ -357,3 +357,17 @@ examples:
     assert s.fired == 0
     assert shape(s.gm) == before and not s.view.dead
     assert {k: list(v) for k, v in s.view.by_key.items() if v} == known
+
+
+def test_an_input_that_is_returned_stays_the_input() -> None:
+    """A rewrite makes another reader see its strides; what was returned before is returned as it was."""
+    one = rule("""
+inputs: {x: "T[*B]"}
+match: return aten.mul(x, 1.0)
+replace: return x
+examples:
+  - fires: {T: f32, B: [2]}
+""", "clean/one")  # fmt: skip
+    s = sample("return aten.neg(aten.mul(x, 1.0)), x", x=torch.randn(2, 6)[:, ::2]).rewrite(one)
+    assert s.fired == 1 and s.right()
+    assert s.gm.graph.output_node().args[0][1] is s.node("x")
