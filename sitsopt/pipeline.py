@@ -16,6 +16,7 @@ from .rewrite.engine import Applied, Settings, rewrite
 from .rewrite.record import Effective, GraphRecord
 from .rewrite.view import GraphView
 from .runtime.lower import Compiled, Lowering, choose_kernels, compile_graph, finish, with_arguments
+from .runtime.strides import keep_strides
 from .runtime.writes import Sharing, rough_writes
 from .spec.rule import Rule
 from .spec.target import Target
@@ -76,6 +77,8 @@ def _compiled(
     start = time.perf_counter()
     lowering = replace(plan.lowering, grad=record.grad, repeat=repeat)
     choose_kernels(captured, applied, lowering)
+    if lowering.how == "eager":
+        keep_strides(captured, gm)
     finished = finish(captured, lowering)
     record.repeated = finished.repeated
     compiled = compile_graph(finished.gm, finished.values, lowering)

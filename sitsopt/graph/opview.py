@@ -8,30 +8,17 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from ..spec.ops import OpFact, resolve
 from .facts import tensor
 
 aten = torch.ops.aten
-
-RESHAPES = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
-CASTS = {aten._to_copy.default, aten.to.dtype, aten.type_as.default}
-PERMUTES = {aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default,
-            aten.swapaxes.default, aten.numpy_T.default}  # fmt: skip
-PERMUTE_NAMES = {
-    "aten.permute",
-    "aten.transpose",
-    "aten.t",
-    "aten.mT",
-    "aten.swapaxes",
-    "aten.numpy_T",
-}
-RESHAPE_NAMES = {"aten.view", "aten.reshape", "aten._unsafe_view"}
-DIM_ARGS = {"dim", "dims", "dim0", "dim1", "start_dim", "end_dim", "axis"}
-ONE_MORE = {"aten.unsqueeze", "aten.stack"}  # a dim counts in the output's rank
+PRIMS = ("cast", "permute", "reshape")  # families of ops that are read as one
 
 
 @dataclass(frozen=True)
@@ -49,16 +36,12 @@ class OpView:
 REQUIRED = object()
 
 
+@cache
 def canonical(name: str) -> str:
     """The key under which ops spelled `name` are indexed."""
     base = ".".join(name.split(".")[:2])
-    if base in PERMUTE_NAMES:
-        return "prim.permute"
-    if base in RESHAPE_NAMES:
-        return "prim.reshape"
-    if base in ("aten._to_copy", "aten.to", "aten.type_as"):
-        return "prim.cast"
-    return base
+    fact = resolve(base)
+    return f"prim.{fact.family}" if fact and fact.family in PRIMS else base
 
 
 def permutation(name: str, rank: int, args: tuple[Any, ...]) -> tuple[int, ...] | None:
@@ -111,23 +94,31 @@ def _read(node: Node) -> OpView | None:
         return OpView("prim.getitem", "", ("self", "index"), tuple(node.args), (REQUIRED, REQUIRED))
     if not isinstance(target, torch._ops.OpOverload):
         return None
-    name = f"{target.namespace}.{target._schema.name.split('::')[1]}"
-    if target in CASTS:
+    name, fact = _fact(target)
+    family = fact.family if fact else ""
+    if family == "cast":
         return _cast(node)
-    if target in PERMUTES:
+    if family == "permute":
         base = tensor(node.args[0])
         order = permutation(name, base.dim(), tuple(node.args[1:])) if base is not None else None
         if order is None:
             return None
         return OpView("prim.permute", "", ("self", "dims"), (node.args[0], order), (REQUIRED,) * 2)
-    if target in RESHAPES or target is aten.expand.default:
+    if family in ("reshape", "expand"):
         out = tensor(node)
         if out is None:
             return None
         sizes = tuple(out.shape)
-        key = "aten.expand" if target is aten.expand.default else "prim.reshape"
+        key = "aten.expand" if family == "expand" else "prim.reshape"
         return OpView(key, "", ("self", "size"), (node.args[0], sizes), (REQUIRED,) * 2)
     return _by_schema(node, name, target)
+
+
+@cache
+def _fact(target: torch._ops.OpOverload) -> tuple[str, OpFact | None]:
+    """The name of an op without its overload, and what is known of the overload."""
+    name = f"{target.namespace}.{target._schema.name.split('::')[1]}"
+    return name, resolve(f"{name}.{target._overloadname}")
 
 
 def _cast(node: Node) -> OpView | None:
@@ -159,7 +150,7 @@ def _by_schema(node: Node, name: str, target: Any) -> OpView:
     names: list[str] = []
     values: list[Any] = []
     defaults: list[Any] = []
-    rank = _rank(node, name)
+    rank, dims = rank_of(node, name), dim_args(name)
     for i, arg in enumerate(target._schema.arguments):
         default: Any = arg.default_value if arg.has_default_value() else REQUIRED
         if i < len(node.args) and not arg.kwarg_only:
@@ -167,19 +158,27 @@ def _by_schema(node: Node, name: str, target: Any) -> OpView:
         else:
             value = node.kwargs.get(arg.name, None if default is REQUIRED else default)
         names.append(arg.name)
-        values.append(front(value, rank) if arg.name in DIM_ARGS else value)
-        defaults.append(front(default, rank) if arg.name in DIM_ARGS else default)
+        values.append(front(value, rank) if arg.name in dims else value)
+        defaults.append(front(default, rank) if arg.name in dims else default)
     if name == "aten.slice":
         values = _clamped(node, values)
     return OpView(name, target._overloadname, tuple(names), tuple(values), tuple(defaults))
 
 
-def _rank(node: Node, name: str) -> int | None:
+def dim_args(key: str) -> frozenset[str]:
+    """The arguments of an op that count dimensions."""
+    fact = resolve(key)
+    return fact.dims if fact else frozenset()
+
+
+def rank_of(node: Node, key: str) -> int | None:
+    """The rank that the dims of a call count in, or None where it is unknown."""
     first = node.args[0] if node.args else None
     if isinstance(first, (list, tuple)) and first:
         first = first[0]
     base = tensor(first)
-    return None if base is None else base.dim() + (name in ONE_MORE)
+    fact = resolve(key)
+    return None if base is None else base.dim() + (fact.extra_rank if fact else 0)
 
 
 def front(value: Any, rank: int | None) -> Any:

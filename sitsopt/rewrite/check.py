@@ -120,6 +120,11 @@ def _expands(env: Env, node: Any, *sizes: Any) -> bool:
     return all(same_size(a, 1) or same_size(a, b) for a, b in zip(value.shape, ends, strict=True))
 
 
+def _at_most(env: Env, a: Any, b: Any) -> bool:
+    """For choices that pay on one side of a limit and are right on both: a length that crosses it compiles nothing."""
+    return statically_known_true(a <= b)
+
+
 FUNCTIONS: dict[str, Any] = {
     "rank": lambda env, x: tensor(x).dim(),  # type: ignore[union-attr]
     "size": lambda env, x, i: tensor(x).shape[i],  # type: ignore[union-attr]
@@ -136,6 +141,7 @@ FUNCTIONS: dict[str, Any] = {
     "same_storage": _same_storage,
     "same_layer": _same_layer,
     "expands": _expands,
+    "at_most": _at_most,
     "requires_grad": lambda env, x: tensor(x).requires_grad,  # type: ignore[union-attr]
     "abs": lambda env, x: abs(x),
     "min": lambda env, *xs: min(xs),

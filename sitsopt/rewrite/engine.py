@@ -15,11 +15,12 @@ from torch.fx import Node
 from ..graph.build import fake_mode
 from ..graph.facts import is_view, module_path, source, traffic
 from ..graph.opview import canonical
+from ..spec.ops import commutative
 from ..spec.rule import Rule
 from ..spec.target import Target
 from .check import Refusal, refuse
 from .edit import Edit, apply
-from .match import COMMUTATIVE, Attempt, Match, Trace
+from .match import Attempt, Match, Trace
 from .predict import predict, works
 from .prefilter import plausible
 from .record import GraphRecord, Miss, Place, Site, Tried
@@ -84,7 +85,7 @@ class _Engine:
             for node in [n for key in keys for n in self.view.nodes((key,))]:
                 if node in self.view.dead or node in done:
                     continue
-                if not self.settings.misses and not plausible(rule, index, node, COMMUTATIVE):
+                if not self.settings.misses and not plausible(rule, index, node, commutative()):
                     continue
                 if self._try(rule, index, node, missed):
                     done.add(node)

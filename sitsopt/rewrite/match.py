@@ -16,22 +16,20 @@ from torch.fx import Node
 
 from ..graph.facts import DTYPES, same_size, tensor, val
 from ..graph.opview import (
-    PERMUTE_NAMES,
     REQUIRED,
     canonical,
+    dim_args,
     front,
     key_of,
     permutation,
+    rank_of,
     view_of,
-)  # fmt: skip
+)
+from ..spec.ops import commutative, resolve
 from ..spec.program import Arith, Call, DType, Let, Lit, Program, Ref, Seq, Term
 from ..spec.rule import Input, Rule
 from .view import GraphView
 
-COMMUTATIVE = {
-    "aten.add", "aten.mul", "aten.maximum", "aten.minimum", "aten.eq", "aten.ne",
-    "aten.logical_and", "aten.logical_or", "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor",
-}  # fmt: skip
 LAYOUT_ONLY = {
     "aten.clone",
     "aten.contiguous",
@@ -280,7 +278,7 @@ class Attempt:
         mark = self._mark()
         self._take(let, node)
         yield (*goals, *rest)
-        if key in COMMUTATIVE and self._swappable(view):
+        if key in commutative() and self._swappable(view):
             self._undo(mark)
             self._take(let, node)
             (a, x, la), (b, y, lb), *more = goals
@@ -288,7 +286,9 @@ class Attempt:
 
     @staticmethod
     def _swappable(view: Any) -> bool:
-        return "alpha" not in view.names or view.values[view.names.index("alpha")] == 1
+        fact = resolve(view.key)
+        given = dict(zip(view.names, view.values, strict=True))
+        return fact is not None and all(given.get(k, v) == v for k, v in fact.commutes_when)
 
     def _take(self, let: Let, node: Node) -> None:
         self.nodes[node] = let
@@ -322,7 +322,7 @@ class Attempt:
         view = view_of(node)
         assert view is not None
         base = ".".join(call.op.split(".")[:2])
-        if base in PERMUTE_NAMES:
+        if canonical(base) == "prim.permute":
             return self._permute_goals(call, base, node)
         goals: list[Goal] = []
         kwargs = dict(call.kwargs)
@@ -351,11 +351,9 @@ class Attempt:
     @staticmethod
     def _front(term: Term, name: str, node: Node) -> Term:
         """A literal dim of the pattern, counted from the front like the node's."""
-        from ..graph.opview import DIM_ARGS, _rank
-
-        if name not in DIM_ARGS:
+        if name not in dim_args(key_of(node)):
             return term
-        rank = _rank(node, key_of(node))
+        rank = rank_of(node, key_of(node))
         if isinstance(term, Lit) and isinstance(term.value, int):
             return Lit(front(term.value, rank))
         if isinstance(term, Arith) and term.op == "neg" and isinstance(term.args[0], Lit):

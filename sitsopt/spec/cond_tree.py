@@ -32,6 +32,10 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], str]] = {
         (TENSOR, NUMBER),
         "whether it broadcasts to the sizes that follow; an absent input does",
     ),
+    "at_most": (
+        (NUMBER, NUMBER),
+        "whether the first is proved to be no larger than the second; never a guard",
+    ),
     "abs": ((NUMBER,), "absolute value"),
     "min": ((NUMBER, NUMBER), "the smallest of its arguments"),
     "max": ((NUMBER, NUMBER), "the largest of its arguments"),
@@ -39,7 +43,7 @@ FUNCTIONS: dict[str, tuple[tuple[str, ...], str]] = {
 VARIADIC = frozenset({"min", "max", "expands"})
 NUMERIC = frozenset({"abs", "min", "max"})
 BOOLEAN = frozenset({"contiguous", "dense", "is_param", "is_const", "present", "requires_grad",
-                     "same_storage", "same_layer", "expands"})  # fmt: skip
+                     "same_storage", "same_layer", "expands", "at_most"})  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,12 @@ def resolve(name: str) -> OpFact | None:
 
 
 @cache
+def commutative() -> frozenset[str]:
+    """The keys of the ops whose first two arguments may be swapped, some only where `commutes_when` holds."""
+    return frozenset(f"aten.{name}" for name in _facts()["commutative"])
+
+
+@cache
 def known() -> list[str]:
     """Every op that a pattern may name, canonical and without overloads."""
     aten = [f"aten.{name}" for name in _table()["ops"]]

@@ -10,6 +10,7 @@ from typing import Any
 
 from .dtypes import DTYPES
 from .errors import SpecError
+from .families import kernel_families
 from .notation import RESERVED
 from .problems import Problems
 from .program import Arith, Program, Ref, Seq, Term
@@ -118,7 +119,12 @@ class _Checker:
 
     def _check_outcome(self) -> None:
         replaced = self.file.replace is not None or any(map(_own, self.file.match))
-        if not replaced and self.file.emit is None:
+        emit = self.file.emit
+        if emit is not None and emit not in kernel_families():
+            self.problems.unknown(
+                ("emit",), "family of kernels", emit, kernel_families(), key=False
+            )
+        if not replaced and emit is None:
             self.problems.add((), "the rule changes nothing", "`replace:`, or `emit:`, or both")
         if not replaced and self.file.fold:
             self.problems.add(("fold",), "`fold` without `replace`: nothing reads it", key=True)

@@ -58,12 +58,10 @@ def test_marked_dynamic() -> None:
     torch._dynamo.mark_dynamic(x, 1)
     with torch.no_grad():
         torch.testing.assert_close(run(x), model(x))
-        for length in (6, 7, 19, 2):
+        for length in (6, 7, 19, 3):  # fewer rows than fuse/linear takes, and more
             y = torch.randn(4, length, 16)
             torch.testing.assert_close(run(y), model(y))
-    assert (
-        len(graphs(model)) <= 2
-    )  # a rule may guard on a size: then there is one more, for the small ones
+    assert len(graphs(model)) == 1
     assert fired(model) and all(g.dynamic for g in graphs(model))
 
 

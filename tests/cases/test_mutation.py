@@ -18,15 +18,7 @@ def inputs(name: str) -> list[torch.Tensor]:
     return [torch.randn(shape) for shape in MUTATIONS[name][1]]
 
 
-# Functional masked_fill and scatter give rows where the write kept a transposed layout: with `lowering: eager` the
-# values are right and the strides of a result are not. Inductor restores them; nothing here does yet.
-ROWS = pytest.mark.xfail(reason="strides of a result under lowering: eager", strict=False)
-KNOWN = {"only_when_bigger", "scatter_from_itself"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=ROWS) if n in KNOWN else n for n in MUTATIONS]
-)
+@pytest.mark.parametrize("name", MUTATIONS)
 def test_writes_without_a_compiler(name: str) -> None:
     rewrite_case(MUTATIONS[name][0], inputs(name), grads=[False], layouts=WRITABLE)
 
