@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from . import fixed_cache
 from .options import Options
 from .planning import make_session
 from .rewrite.record import Effective
@@ -39,18 +40,8 @@ def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
     parsed = Options.parse(given)
     session = find_or_make(model, parsed, None, lambda: make_session(model, parsed))
     model.compile(backend="sits", options=given)
-    if hasattr(model, "generation_config") and hasattr(model, "generate"):
-        _static_cache(model, session.record.effective)
+    generates = hasattr(model, "generation_config") and hasattr(model, "generate")
+    if generates and fixed_cache.install(model):
+        why = "its shapes do not change from token to token"
+        session.record.effective.append(Effective("generate()", "a static cache", why))
     return model
-
-
-def _static_cache(model: Any, effective: list[Effective]) -> None:
-    """A cache of fixed size keeps the decode graph the same at every token."""
-    config = model.generation_config
-    if getattr(config, "cache_implementation", None) is None:
-        config.cache_implementation = "static"
-        effective.append(
-            Effective(
-                "generate()", "a static cache", "its shapes do not change from token to token"
-            )
-        )

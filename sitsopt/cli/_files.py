@@ -41,7 +41,7 @@ def recipes(
 ) -> int:
     """List the recipes, show one, begin one for a model, or check them all.
 
-    `sitsopt recipes llama` - `sitsopt recipes new ./my-model` - `sitsopt recipes test`
+    `sitsopt recipes llama` - `sitsopt recipes new smollm2` - `sitsopt recipes test`
     """
     from sitsopt.cli import recipes as verb
 

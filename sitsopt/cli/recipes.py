@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sitsopt.cli._common import tell_error
 from sitsopt.spec.errors import Pos, SpecError
 from sitsopt.spec.locate import files
 from sitsopt.spec.recipe import load_recipe, requests
@@ -33,11 +34,14 @@ def recipes(ident: str = "", *, as_json: bool = False, path: Paths = ()) -> int:
 
 
 def new(model: str, *, name: str = "", out: str = "", as_json: bool = False) -> int:
-    """Write the beginning of a recipe for a model: a folder with config.json, that file, or a class."""
+    """Write the beginning of a recipe for a model: what every verb takes, a config.json, or a class."""
+    from sitsopt.measure.errors import InputError
+
     try:
         classes, config = _model(model)
-    except SpecError as error:
-        return _bad_input(error, as_json)
+    except (SpecError, InputError) as error:
+        tell_error(error, as_json)
+        return 2
     text = _scaffold(classes, config)
     if out:
         target = Path(out)
@@ -147,12 +151,22 @@ def _print_page(page: dict[str, Any]) -> None:
 
 
 def _model(model: str) -> tuple[list[str], dict[str, Any]]:
+    """The classes of a model and its config. A config tells without the weights; anything else is loaded."""
     file = Path(model) / "config.json" if Path(model).is_dir() else Path(model)
-    if file.suffix != ".json":
-        if model.isidentifier():
-            return [model], {}
-        raise SpecError(Pos(model), "no model to write a recipe for",
-                        expected="a folder with config.json, a config.json, or a class name")  # fmt: skip
+    if file.suffix == ".json":
+        return _from_config(file)
+    from sitsopt.measure.packaged import PACKAGED
+
+    if model.isidentifier() and model not in PACKAGED:
+        return [model], {}
+    from sitsopt.measure.models import load
+
+    loaded = load(model)
+    tell = getattr(loaded.config, "to_dict", dict)
+    return [type(loaded.model).__name__], tell()
+
+
+def _from_config(file: Path) -> tuple[list[str], dict[str, Any]]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         classes = [str(one) for one in config["architectures"]]

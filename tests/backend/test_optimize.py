@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    StaticCache,
+)
 
 import sitsopt
 from sitsopt.session import sessions_of
@@ -63,6 +70,40 @@ def test_a_copy_is_not_compiled_and_the_model_saves(model: LlamaForCausalLM, tmp
     assert all(
         torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True)
     )
+
+
+def test_the_static_cache_stays_out_of_the_models_settings(
+    model: LlamaForCausalLM, tmp_path
+) -> None:
+    before = model.generation_config.to_dict()
+    sitsopt.optimize(model, lowering="eager")
+    sitsopt.optimize(model, lowering="eager")
+    found = model.generate(IDS, **GREEDY, return_dict_in_generate=True)
+    assert isinstance(found.past_key_values, StaticCache)
+    assert model.generation_config.to_dict() == before
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "generation_config.json").read_text())
+    assert "cache_implementation" not in saved
+    other = copy.deepcopy(model)
+    assert other.generate.__self__ is other
+    plain = other.generate(IDS, **GREEDY, return_dict_in_generate=True)
+    assert isinstance(plain.past_key_values, DynamicCache)
+    assert torch.equal(plain.sequences, found.sequences)
+
+
+def test_a_cache_that_the_caller_brings_is_used(model: LlamaForCausalLM) -> None:
+    want = model.generate(IDS, **GREEDY)
+    sitsopt.optimize(model, lowering="eager")
+    mine = DynamicCache(config=model.config)
+    assert torch.equal(model.generate(IDS, **GREEDY, past_key_values=mine), want)
+    assert mine.get_seq_length() == IDS.shape[1] + GREEDY["max_new_tokens"] - 1
+    assert torch.equal(model.generate(IDS, **GREEDY, prompt_lookup_num_tokens=2), want)
+    without = model.generate(IDS, **GREEDY, use_cache=False, return_dict_in_generate=True)
+    assert without.past_key_values is None and torch.equal(without.sequences, want)
+    settings = GenerationConfig(cache_implementation="dynamic", **GREEDY)
+    chosen = model.generate(IDS, settings, return_dict_in_generate=True)
+    assert isinstance(chosen.past_key_values, DynamicCache)
+    assert not isinstance(chosen.past_key_values, StaticCache)
 
 
 def test_a_lost_rewrite_is_an_error_with_its_near_misses(model: LlamaForCausalLM) -> None:

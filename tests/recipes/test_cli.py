@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import torch
+from transformers import LlamaConfig
 
 from sitsopt.cli import recipes as verb
 from sitsopt.spec.recipe import load_recipe
@@ -83,7 +85,41 @@ def test_a_new_recipe_loads(as_folder, tmp_path, capsys):
     assert "this file exists" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("model", ["no such model", "gone.json"])
+def test_a_new_recipe_for_a_factory(capsys):
+    assert verb.new("tests.recipes.test_cli:factory", as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["for"] == ["Linear"]
+
+
+def test_a_new_recipe_for_the_sample_and_for_a_gguf_file(capsys, monkeypatch):
+    from sitsopt.measure import models
+
+    def fake(spec, *_):
+        asked.append(spec)
+        config = LlamaConfig(num_hidden_layers=30)
+        return models.Loaded(torch.nn.Linear(1, 1), None, "m", config, "gguf")
+
+    asked = []
+    monkeypatch.setattr(models, "load", fake)
+    for spec in ("smollm2", "some/model.gguf"):
+        assert verb.new(spec) == 0
+        assert "30 in this model" in capsys.readouterr().out
+    assert asked == ["smollm2", "some/model.gguf"]
+
+
+@pytest.mark.slow
+def test_a_new_recipe_for_the_packaged_model(capsys):
+    assert verb.new("smollm2", as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["for"] == ["LlamaForCausalLM"]
+    assert "30 in this model" in told["text"]
+
+
+def factory():
+    return torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("model", ["no such model", "gone.json", "gone.gguf", "gone.module:f"])
 def test_nothing_to_write_a_recipe_for(model, capsys):
     assert verb.new(model) == 2
     assert capsys.readouterr().err
