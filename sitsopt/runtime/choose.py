@@ -46,11 +46,14 @@ def _attention(node: Node, ask: Ask) -> Found:
         return None, "its inputs are no tensors"
     if not q.dtype == k.dtype == v.dtype:
         return None, "queries, keys and values differ in dtype"
-    if node.kwargs.get("safe", node.args[8] if len(node.args) > 8 else True) is False:
-        return None, "a row that may attend nothing must give NaN, and the kernel gives zeros"
     if not isinstance(q.shape[-1], int) or not isinstance(v.shape[-1], int):
         return None, "the head size is symbolic"
     facts = {"head_dim": q.shape[-1], "value_dim": v.shape[-1]}
+    if node.kwargs.get("safe", node.args[8] if len(node.args) > 8 else True) is False:
+        # With more rows than the kernel takes the op is put together from ATen's; so is Inductor's, and fused.
+        if not isinstance(q.shape[2], int) and kernels.limited(q.dtype):
+            return None, "written-out attention, and the number of query rows varies"
+        facts["q_rows"] = q.shape[2] if isinstance(q.shape[2], int) else None
     return ask("attention", q, facts, "keys and values are read once per group of query heads")
 
 

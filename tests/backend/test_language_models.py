@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import sitsopt
+from sitsopt.runtime import kernels
 from sitsopt.spec.errors import SpecError
 from tests.backend.support import fired, graphs, raised, sits
 from tests.rules.models import build, call, static_cache
@@ -93,6 +94,19 @@ def test_logits_and_caches(attn: str, phase: str) -> None:
         kwargs["past_key_values"].layers, others["past_key_values"].layers, strict=True
     ):
         torch.testing.assert_close((a.keys, a.values), (b.keys, b.values), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name, attn", [("llama", "eager"), ("gemma2", "sdpa")])
+def test_written_out_attention_has_the_kernel(name: str, attn: str) -> None:
+    """Gemma 2 caps its scores, which torch's attention cannot."""
+    model = build(name, attn, layers=1)
+    (args, kwargs), (twins, others) = call(model, "decode"), call(model, "decode")
+    run = sits(model, "auto")
+    with torch.no_grad():
+        wanted = model(*twins, **others).logits
+        torch.testing.assert_close(run(*args, **kwargs).logits, wanted, rtol=1e-4, atol=1e-4)
+    (site,) = [s for g in graphs(model) for s in g.sites if s.rule == "attention/gqa"]
+    assert site.lowered == ("cpp" if kernels.availability()[0] else "inductor")
 
 
 def test_decode_through_the_compiler(model: nn.Module) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from tests.cases.harness import check, identity, rewrite_case, transpose_back
+from sitsopt.runtime import kernels
+from tests.cases.harness import check, identity, rewrite_case, shipped, transpose_back
 
 INF = float("inf")
 CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = {}
@@ -157,6 +158,26 @@ def test_rows_that_attend_nothing(fill: str, lowering: str) -> None:
 
     torch.manual_seed(3)
     check(attend, qkv((2, 2, 3, 4)), lowering=lowering)
+
+
+@pytest.mark.parametrize("fill", [-INF, torch.finfo(torch.float32).min])
+def test_the_kernel_for_written_out_attention(fill: float) -> None:
+    """Grouped heads, a softcap, and a row that may attend nothing: NaN with -inf, the mean with a finite number."""
+    mask = torch.zeros(3, 70).masked_fill(torch.ones(3, 70).triu(30).bool(), fill)
+    mask[1] = fill
+
+    def attend(q, k, v):
+        k, v = (t.repeat_interleave(3, 1) for t in (k, v))
+        scores = torch.tanh(torch.matmul(q, k.transpose(2, 3)) * 0.25 / 5.0) * 5.0 + mask
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(weights, v)
+
+    torch.manual_seed(3)
+    q, k, v = torch.randn(2, 6, 3, 16), torch.randn(2, 2, 70, 16), torch.randn(2, 2, 70, 16)
+    with torch.no_grad():
+        code = check(attend, [q, k, v], shipped(), lowering="auto")
+    (site,) = [s for r in code.records for s in r.sites if s.rule == "attention/gqa"]
+    assert site.lowered == ("cpp" if kernels.availability()[0] else "inductor")
 
 
 @pytest.mark.parametrize("lowering", ["eager", "inductor"])

@@ -50,6 +50,11 @@ def why_not(
     return _attempt(op, dtype, device, facts)
 
 
+def limited(dtype: torch.dtype) -> bool:
+    """Whether the attention kernel is slower than matrix products for many query rows of this dtype here."""
+    return load.most_query_rows(load.DTYPE_NAMES.get(dtype, "")) < load.ANY_ROWS
+
+
 def _attempt(op: str, dtype: torch.dtype, device: str | torch.device, facts: dict[str, Any]) -> str:
     reason = refusal(op, dtype, device, facts)
     if reason:
