@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from . import generate
 from .options import Options
-from .pipeline import LoweringError, Plan, fallback_effects, process, rewritten
+from .pipeline import LoweringError, Plan, fallback_effects, process, rewritten, without_text
 from .planning import ExpectationError, check_expectations, make_session
 from .rewrite.record import GraphRecord
 from .session import Session, ends_the_call, find_or_make, owner_of
@@ -49,7 +49,7 @@ def compile_one(gm: GraphModule, inputs: Sequence[Any], session: Session) -> Com
     session.record.graphs.append(record)
     plan: Plan = session.plan
     compiled = process(gm, inputs, plan, record)
-    session.record.effective.extend(fallback_effects(record))
+    session.record.effective.extend(fallback_effects(record) + without_text(record, plan))
     if ends_the_call(gm) and not session.checked:
         session.checked = True
         try:

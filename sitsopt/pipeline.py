@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from .rewrite.record import Effective, GraphRecord
 from .rewrite.view import GraphView
 from .runtime.lower import Compiled, Lowering, choose_kernels, compile_graph, finish, with_arguments
 from .runtime.strides import keep_strides
+from .runtime.triton.choose import NO_TEXT
 from .runtime.writes import Sharing, rough_writes
 from .spec.rule import Rule
 from .spec.target import Target
@@ -57,7 +59,7 @@ def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRec
             )
         except CannotCapture as error:
             return _fall_back(gm, inputs, plan, record, str(error))
-        except torch._dynamo.exc.TorchDynamoException:
+        except (torch._dynamo.exc.TorchDynamoException, LoweringError):
             raise
         except Exception as error:
             reason = f"lowering failed: {type(error).__name__}: {error}"
@@ -77,8 +79,10 @@ def _compiled(
     start = time.perf_counter()
     lowering = replace(plan.lowering, grad=record.grad, repeat=repeat)
     choose_kernels(captured, applied, lowering)
-    if lowering.how == "eager":
+    if not lowering.compiles:
         keep_strides(captured, gm)
+    if plan.strict and (missing := without_text(record, plan)):
+        raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))
     finished = finish(captured, lowering)
     record.repeated = finished.repeated
     compiled = compile_graph(finished.gm, finished.values, lowering)
@@ -145,6 +149,22 @@ def _fall_back(
     except Exception as error:
         record.fallback += f"; it runs without a compiler: {type(error).__name__}: {error}"
         return gm.forward
+
+
+def without_text(record: GraphRecord, plan: Plan) -> list[Effective]:
+    """Under `lowering: interpret`, the sites that have no generated text, as lines under `effective`."""
+    if plan.lowering.how != "interpret":
+        return []
+    emitting = {rule.id for rule in plan.rules if rule.emit}
+    counts = Counter(
+        (site.rule, site.lowered_why) for site in record.sites
+        if site.lowered_why and site.lowered != "interpret"
+        and (site.rule in emitting or site.lowered_why != NO_TEXT)
+    )  # fmt: skip
+    return [
+        Effective(f"lowering: interpret at {count} of {rule} in {record.name}", "eager", why)
+        for (rule, why), count in counts.items()
+    ]
 
 
 def fallback_effects(record: GraphRecord) -> list[Effective]:

@@ -59,9 +59,6 @@ def make_session(
     if options.strict and missing:
         raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))
     record.effective.extend(missing)
-    if options.lowering == "interpret":
-        why = "no rule is lowered to generated Triton kernels yet"
-        record.effective.append(Effective("lowering: interpret", "inductor", why))
     for name, value in (unknown or {}).items():
         record.effective.append(
             Effective(f"{name}={value!r}", "ignored", "the backend has no such setting")

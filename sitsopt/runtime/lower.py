@@ -18,6 +18,7 @@ from ..graph.repeat import outline
 from ..rewrite.engine import Applied
 from .choose import kernel_for
 from .patterns import inductor_patches
+from .triton.choose import interpreted
 from .weights import Hoisted, hoist
 from .writes import Behind, written_behind
 
@@ -27,13 +28,19 @@ Compiled = Callable[..., Any]
 
 @dataclass
 class Lowering:
-    """How to lower: `auto` or `inductor` (no kernels of ours), `eager` (no compiler at all); options for Inductor;
-    repeat: whether equal layers become one subgraph."""
+    """How to lower: `auto` or `inductor` (no kernels of ours), `eager` (no compiler at all), `interpret` (generated
+    Triton texts in the interpreter, eager for the rest); options for Inductor; repeat: whether equal layers become
+    one subgraph."""
 
     how: str = "auto"
     grad: bool = False
     inductor: dict[str, Any] = field(default_factory=dict)
     repeat: bool = True
+
+    @property
+    def compiles(self) -> bool:
+        """Whether Inductor compiles what is left."""
+        return self.how not in ("eager", "interpret")
 
 
 def choose_kernels(
@@ -45,21 +52,21 @@ def choose_kernels(
     """Point each `sits::` op at its kernel, and note at every site how it will run and why. `kernel` answers instead
     of the kernels of this machine, for one node: by whom it is lowered, and why."""
     chosen: dict[Node, tuple[str, str]] = {}
+    default = "inductor" if lowering.compiles else "eager"
     for node in captured.gm.graph.nodes:
         if node.op != "call_function" or getattr(node.target, "namespace", "") != "sits":
             continue
         if lowering.how == "eager":
             chosen[node] = ("eager", "lowering: eager")
-        elif lowering.how != "auto":
-            chosen[node] = ("inductor", f"lowering: {lowering.how}")
+        elif lowering.how == "inductor":
+            chosen[node] = ("inductor", "lowering: inductor")
         elif lowering.grad:
-            chosen[node] = (
-                "inductor",
-                "gradients are recorded: the reference is differentiable, kernels are not",
-            )
+            why = "gradients are recorded: the reference is differentiable, kernels are not"
+            chosen[node] = (default, why)
+        elif lowering.how == "interpret":
+            chosen[node] = interpreted(node)
         else:
             chosen[node] = (kernel or _kernel)(node)
-    default = "eager" if lowering.how == "eager" else "inductor"
     for item in applied:
         made = item.edit.made if item.edit else item.claimed
         found = next((chosen[n] for n in made if n in chosen), None)
@@ -123,7 +130,7 @@ def finish(captured: Captured, lowering: Lowering) -> Finished:
         else:
             keep.append(i - offset)
             values.append(captured.inputs[i])
-    repeated = outline(captured.gm) if lowering.repeat and lowering.how != "eager" else []
+    repeated = outline(captured.gm) if lowering.repeat and lowering.compiles else []
     captured.gm.graph.lint()
     captured.gm.recompile()
     behind = Behind([captured.placeholders.index(p) for p in later])
@@ -148,7 +155,7 @@ def _bind_constant(gm: GraphModule, node: Node, value: Any) -> None:
 
 def compile_graph(gm: GraphModule, values: list[Any], lowering: Lowering) -> Compiled:
     """The finished graph as a callable over `values`-like arguments."""
-    if lowering.how == "eager":
+    if not lowering.compiles:
         return gm.forward
     from torch._inductor.compile_fx import compile_fx
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from sitsopt.emit.attention import TILE, FlashAttention, Merge
 from sitsopt.emit.triton import attention, attention_merge
 from sitsopt.emit.triton.source import Source
 
-Run = Callable[[Source, tuple[int, ...], list[Any]], None]
+from .runner import Run
 
 
 @dataclass
@@ -135,7 +134,7 @@ def merge(
     """Writes `out` [B, Hq, T, Dv] from the parts; returns the log-sum-exp of every row, heads fastest."""
     source = attention_merge.source(kernel)
     pairs, slots, rows = parts.top.shape
-    lse = torch.empty(pairs * rows, dtype=torch.float32, device=out.device)
+    lse = out.new_empty((pairs * rows,), dtype=torch.float32)
     kv_heads = out.shape[1] // kernel.group
     args: list[Any] = [parts.part, parts.top, parts.total, out, lse]
     args += [sinks] if kernel.sinks else []

@@ -11,7 +11,7 @@ from sitsopt.emit.matmul import Matmul
 from sitsopt.emit.triton import matmul
 from sitsopt.emit.triton.source import Source
 
-from .attend import Run
+from .runner import Run
 
 
 @dataclass
@@ -49,8 +49,10 @@ def multiply(
     *,
     units: int = 1,
     source: Source | None = None,
+    place: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """Writes y [M, n]. units: processors of the device, for the wide kernel's programs."""
+    """Writes y [M, n]. units: processors of the device, for the wide kernel's programs. place: room for split
+    sums and counters at zero; without it the device's own, which launches on one stream share."""
     source = source or matmul.source(kernel)
     rows = x.shape[0]
     data = weight.data
@@ -64,7 +66,7 @@ def multiply(
     grid: tuple[int, ...]
     if kernel.skinny:
         splits = source.constant("SPLITS")
-        args += [*_meeting_place(x.device, splits * rows * kernel.rows, strips)]
+        args += [*(place or _meeting_place(x.device, splits * rows * kernel.rows, strips))]
         grid = (strips, splits)
     else:
         tiles = strips * -(-rows // source.constant("ROWS"))
