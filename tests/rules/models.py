@@ -104,6 +104,10 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "pronunciation_embed_dim": 8, "shape_embed_dim": 12}),
     "xlnet": ("XLNetConfig", "XLNetModel", {
         "vocab_size": VOCAB, "d_model": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "d_inner": MLP}),
+    "canine": ("CanineConfig", "CanineModel", {
+        **ENCODER, "num_hash_buckets": 32, "max_position_embeddings": 64, "downsampling_rate": 2}),
+    "cvt": ("CvtConfig", "CvtModel", {
+        "embed_dim": [8, 16], "num_heads": [1, 2], "depth": [1, 2], "drop_path_rate": [0.0, 0.0]}),
     "levit": ("LevitConfig", "LevitModel", {
         "image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4],
         "depths": [1, 1, 1], "key_dim": [8, 8, 8], "drop_path_rate": 0}),

@@ -26,11 +26,6 @@ from tests.rules.models import MODELS, build, call
 TABLE = Path(__file__).parents[2] / "docs" / "rules-fired.md"
 UPDATE = bool(os.environ.get("UPDATE_GOLDENS"))
 
-# Rules that none of these models shows, and the test that does.
-ELSEWHERE = dict.fromkeys(
-    ["clean/alias", "clean/cast_back", "clean/cat_one", "clean/transpose_transpose"],
-    "tests/rules/test_recompose.py",
-)
 # Weights are swapped where a recipe says so, not wherever a rule fits.
 ALL = ordered(r for r in load_rules(rule_dirs(())) if r.stage != "weights")
 
@@ -105,7 +100,7 @@ def test_rules_fire_as_recorded_and_change_no_value(case: str) -> None:
 
 def test_every_shipped_rule_fires_on_an_unmodified_model() -> None:
     fired = {rule for counts in read().values() for rule in counts}
-    shipped = {rule.id for rule in ALL} - set(ELSEWHERE)
+    shipped = {rule.id for rule in ALL}
     assert shipped - fired == set(), "these fire nowhere"
     assert fired - {rule.id for rule in ALL} == set(), "these are shipped no longer"
 

@@ -375,7 +375,6 @@ CHANGES_NOTHING: dict[str, Callable[[torch.Tensor], Any]] = {
     "cat with nothing": lambda x: torch.cat([x, x[:, 4:]], 1),
     "pad": lambda x: F.pad(x, (0, 0)),
     "dropout": lambda x: F.dropout(x, 0.5, False),
-    "there and back": lambda x: x.double().float(),
     "to": lambda x: x.to(torch.float32, copy=True),
 }
 AROUND: dict[str, Callable[[Any], Callable[[torch.Tensor], Any]]] = {
