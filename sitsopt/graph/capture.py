@@ -19,6 +19,8 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from .facts import is_view, schema_mutates, storage_root, tensor, val
+from .layouts import Unsuited
+from .samples import sampled
 
 aten = torch.ops.aten
 
@@ -43,6 +45,7 @@ class Captured:
     params: set[Node]
     written: list[Node]
     attached: int = 0
+    whole: str = ""  # why it was traced node by node, where it was
 
 
 PASS_THROUGH = {
@@ -68,7 +71,16 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
     """Functionalize a Dynamo graph. Raises CannotCapture with the reason where that would not be safe."""
     _refuse(gm, inputs)
     _settle_dropout(gm)
-    sources = [getattr(n, "_dynamo_source", None) for n in gm.graph.nodes if n.op == "placeholder"]
+    try:
+        graph, written = sampled(gm, inputs)
+        return _captured(gm, inputs, graph, written)
+    except Unsuited as reason:
+        graph, written = _whole(gm, inputs)
+        return _captured(gm, inputs, graph, written, str(reason))
+
+
+def _whole(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, list[Node]]:
+    """The graph traced node by node, and the placeholders it writes; their new values are its last outputs."""
     try:
         graph, signature = aot_export_module(
             gm, list(inputs), trace_joint=False, pre_dispatch=True, decompositions={}
@@ -78,6 +90,13 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
             raise OnlyEager("inputs that share memory are written to") from error
         raise CannotCapture(f"functionalization failed: {_first_line(error)}") from error
     assert isinstance(graph, GraphModule)
+    return graph, _written(graph, signature)
+
+
+def _captured(
+    gm: GraphModule, inputs: Sequence[Any], graph: GraphModule, written: list[Node], whole: str = ""
+) -> Captured:
+    sources = [getattr(n, "_dynamo_source", None) for n in gm.graph.nodes if n.op == "placeholder"]
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     attached = [
         *gm.named_parameters(remove_duplicate=False),
@@ -86,14 +105,16 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
     extra: list[Any] = list(dict(attached).values())
     if len(placeholders) != len(extra) + len(inputs):
         raise CannotCapture("effect tokens in the graph")
+    _settle_results(graph, written)
     values = [*extra, *inputs]
     origin = [None] * len(extra) + list(sources)
     params = {
         p for p, v, s in zip(placeholders, values, origin, strict=True)
         if isinstance(v, nn.Parameter) or (isinstance(v, torch.Tensor) and _of_module(s))
     }  # fmt: skip
-    written = _written(graph, signature, placeholders)
-    captured = Captured(graph, placeholders, values, params - set(written), written, len(extra))
+    captured = Captured(
+        graph, placeholders, values, params - set(written), written, len(extra), whole
+    )
     _normalize(captured)
     return captured
 
@@ -181,9 +202,9 @@ def _of_module(source: Any) -> bool:
     return "NN_MODULE" in guard.name  # specialized or not, of PyTorch or the user's own
 
 
-def _written(graph: GraphModule, signature: Any, placeholders: list[Node]) -> list[Node]:
+def _written(graph: GraphModule, signature: Any) -> list[Node]:
     """Move the outputs that stand for mutated inputs behind the user's; return the placeholders they belong to."""
-    by_name = {p.name: p for p in placeholders}
+    by_name = {n.name: n for n in graph.graph.nodes if n.op == "placeholder"}
     named = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
     by_fqn = {fqn: n for n, fqn in named.items()}
     output = graph.graph.output_node()
@@ -194,13 +215,20 @@ def _written(graph: GraphModule, signature: Any, placeholders: list[Node]) -> li
     news, rest = results[: len(names)], results[len(names) :]
     if any(node.name not in names for node in news):
         raise CannotCapture("mutated inputs do not line up with outputs")
-    places = [by_name[by_fqn.get(names[node.name], names[node.name])] for node in news]
-    _check_views(rest, dict(zip(places, news, strict=True)))
-    for i, node in enumerate(rest):  # a returned mutated input is the input itself
-        if node in news:
-            rest[i] = places[news.index(node)]
     output.args = ((*rest, *news),)
-    return places
+    return [by_name[by_fqn.get(names[node.name], names[node.name])] for node in news]
+
+
+def _settle_results(graph: GraphModule, written: list[Node]) -> None:
+    """A returned input that the graph updates is the input itself."""
+    output = graph.graph.output_node()
+    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    count = len(results) - len(written)
+    rest, news = results[:count], results[count:]
+    _check_views(rest, dict(zip(written, news, strict=True)))
+    back = dict(zip(news, written, strict=True))
+    rest = [back.get(node, node) if isinstance(node, Node) else node for node in rest]
+    output.args = ((*rest, *news),)
 
 
 def _check_views(results: list[Any], written: dict[Node, Node]) -> None:
