@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,22 +47,37 @@ def overload(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return getattr(packet, chosen)
 
 
-_KNOWN: weakref.WeakKeyDictionary[FakeTensorMode, dict[Any, Any]] = weakref.WeakKeyDictionary()
+@dataclass
+class _Known:
+    """What is known of calls under one fake mode: layers repeat, so equal arguments share one overload and result."""
+
+    calls: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    layouts: dict[int, tuple[torch.Tensor, Any]] = field(default_factory=dict)  # by id, kept alive
 
 
-def signature(value: Any) -> Any:
+_KNOWN: weakref.WeakKeyDictionary[FakeTensorMode, _Known] = weakref.WeakKeyDictionary()
+
+
+def _signature(value: Any, known: _Known) -> Any:
     """What the result of an op can depend on, as a key; None when a size is symbolic."""
     if isinstance(value, torch.Tensor):
-        shape, stride = tuple(value.shape), value.stride()
-        if not all(type(n) is int for n in (*shape, *stride)):
-            return None
-        return shape, stride, value.dtype, value.device, value.storage_offset(), value.requires_grad
+        found = known.layouts.get(id(value))
+        if found is None:
+            found = known.layouts[id(value)] = (value, _layout(value))
+        return found[1]
     if isinstance(value, (list, tuple)):
-        parts = tuple(signature(v) for v in value)
+        parts = tuple(_signature(v, known) for v in value)
         return None if None in parts else (type(value), parts)
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return None
     return type(value), value
+
+
+def _layout(value: torch.Tensor) -> Any:
+    shape, stride = tuple(value.shape), value.stride()
+    if not all(type(n) is int for n in (*shape, *stride)):
+        return None
+    return shape, stride, value.dtype, value.device, value.storage_offset(), value.requires_grad
 
 
 class Builder:
@@ -71,6 +88,7 @@ class Builder:
     ) -> None:
         self.graph, self.mode, self.like, self.compose = graph, mode, like, compose
         self.made: list[Node] = []
+        self.known = _KNOWN.setdefault(mode, _Known())
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Node:
         """One op over nodes and constants. A cast to the dtype a value has is the value itself; with `compose`, a
@@ -84,7 +102,7 @@ class Builder:
             if value is not None and value.dtype == args[1]:
                 node: Node = args[0]
                 return node
-            return self._insert(torch.ops.aten._to_copy.default, (args[0],), {"dtype": args[1]})
+            return self._insert("aten._to_copy.default", (args[0],), {"dtype": args[1]})
         if name == "prim.getitem":
             return self.item(args[0], args[1])
         if self.compose and canonical(name) == "prim.permute":
@@ -93,42 +111,34 @@ class Builder:
                 outer = permutation(name, len(inner.values[1]), args[1:])
                 if outer is not None:
                     return self._permuted(inner.values[0], [inner.values[1][d] for d in outer])
-        fake_args, fake_kwargs = map_arg(args, val), map_arg(kwargs, val)
-        with self.mode:
-            target = overload(name, fake_args, fake_kwargs)
-        return self._insert(target, args, kwargs)
+        return self._insert(name, args, kwargs)
 
     def _permuted(self, base: Node, dims: list[int]) -> Node:
         if dims == list(range(len(dims))):
             return base
-        return self._insert(torch.ops.aten.permute.default, (base, dims), {})
+        return self._insert("aten.permute", (base, dims), {})
 
     def item(self, node: Node, index: int) -> Node:
         """Output `index` of an op with several."""
-        import operator
-
         made = self.graph.call_function(operator.getitem, (node, index))
         made.meta["val"] = val(node)[index]
         return self._keep(made)
 
-    def _insert(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
-        value = self._value(target, map_arg(args, val), map_arg(kwargs, val))
-        args, kwargs = as_nodes(self.graph, args), as_nodes(self.graph, kwargs)
-        made = self.graph.call_function(target, args, kwargs)
-        made.meta["val"] = value
+    def _insert(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        fakes, keywords = map_arg(args, val), map_arg(kwargs, val) if kwargs else kwargs
+        known = self.known
+        key = name, _signature(fakes, known), _signature(tuple(sorted(keywords.items())), known)
+        found = known.calls.get(key)
+        if found is None:
+            with self.mode, torch.no_grad():
+                target = overload(name, fakes, keywords)
+                found = target, target(*fakes, **keywords)
+            if None not in key:
+                known.calls[key] = found
+            args, kwargs = as_nodes(self.graph, args), as_nodes(self.graph, kwargs)
+        made = self.graph.call_function(found[0], args, kwargs)
+        made.meta["val"] = found[1]
         return self._keep(made)
-
-    def _value(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives for fake arguments; layers repeat, so equal arguments share one result."""
-        key = (target, signature(args), signature(tuple(sorted(kwargs.items()))))
-        known = _KNOWN.setdefault(self.mode, {})
-        if None not in key and key in known:
-            return known[key]
-        with self.mode, torch.no_grad():
-            value = target(*args, **kwargs)
-        if None not in key:
-            known[key] = value
-        return value
 
     def _keep(self, made: Node) -> Node:
         if self.like is not None:

@@ -40,6 +40,8 @@ def same_size(a: Any, b: Any) -> bool:
 
 def same_shape(a: Any, b: Any) -> bool:
     """True when two shapes are proved equal."""
+    if all(type(n) is int for n in a) and all(type(n) is int for n in b):
+        return tuple(a) == tuple(b)
     return len(a) == len(b) and all(same_size(x, y) for x, y in zip(a, b, strict=True))
 
 
@@ -63,25 +65,50 @@ def clean_path(name: str) -> str:
 
 def source(node: Node) -> str:
     """`file:line` of the innermost frame of the user's (or the model library's) own code."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
+    return _last_frame(node.meta.get("stack_trace") or "")
+
+
+@lru_cache(maxsize=4096)
+def _last_frame(trace: str) -> str:
+    at = len(trace)
+    while (at := trace.rfind('File "', 0, at)) >= 0:
+        found = re.match(r'File "([^"]+)", line (\d+)', trace[at:])
+        if found:
+            return f"{found[1]}:{found[2]}"
+    return ""
 
 
 def schema_mutates(target: object) -> bool:
     """Whether an op writes one of its arguments: read from its schema, never from its name."""
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return isinstance(target, torch._ops.OpOverload) and _is_mutable(target)
+
+
+@lru_cache(maxsize=4096)
+def _is_mutable(target: torch._ops.OpOverload) -> bool:
+    return bool(target._schema.is_mutable)
 
 
 def is_view(node: Node) -> bool:
     """Whether the output may share storage with the first argument."""
-    if node.target is operator.getitem:
+    target = node.target
+    known = _VIEWS.get(id(target))  # hashing an op runs Python code
+    if known is None or known[0] is not target:
+        known = _VIEWS[id(target)] = target, _gives_views(target)
+    return known[1]
+
+
+_VIEWS: dict[int, tuple[Any, bool]] = {}
+
+
+def _gives_views(target: Any) -> bool:
+    if target is operator.getitem:
         return True
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(target, torch._ops.OpOverload):
         return False
-    if node.target in (torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default):
+    if target in (torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default):
         return True  # may be a view, by layout
     return any(
-        a.alias_info is not None and not a.alias_info.is_write for a in node.target._schema.returns
+        a.alias_info is not None and not a.alias_info.is_write for a in target._schema.returns
     )
 
 
@@ -111,6 +138,8 @@ def escapes(node: Node) -> bool:
 
 def nbytes(value: Any) -> Any:
     """Bytes of the tensors inside a value; symbolic when sizes are."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
     total: Any = 0
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):

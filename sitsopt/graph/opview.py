@@ -84,8 +84,29 @@ def view_of(node: Node) -> OpView | None:
 
 def key_of(node: Node) -> str:
     """The index key of a node; "" when it is no op."""
-    view = view_of(node) if node.op == "call_function" else None
+    if node.op != "call_function":
+        return ""
+    target = node.target
+    known = _KEYS.get(id(target))  # hashing an op runs Python code
+    if known is None or known[0] is not target:
+        known = _KEYS[id(target)] = target, _plain_key(target)
+    if known[1] is not None:
+        return known[1]
+    view = view_of(node)
     return view.key if view else ""
+
+
+_KEYS: dict[int, tuple[Any, str | None]] = {}
+
+
+def _plain_key(target: Any) -> str | None:
+    """The key of an op where its name alone gives it; None where the arguments decide."""
+    if target is operator.getitem:
+        return "prim.getitem"
+    if not isinstance(target, torch._ops.OpOverload):
+        return ""
+    name, fact = _fact(target)
+    return None if fact and fact.family else name
 
 
 def _read(node: Node) -> OpView | None:
@@ -146,23 +167,30 @@ def _cast(node: Node) -> OpView | None:
     return OpView("prim.cast", "", ("self", "dtype"), (node.args[0], dtype), (REQUIRED,) * 2)
 
 
+@cache
+def _arguments(target: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Names and defaults of an op's arguments."""
+    arguments = target._schema.arguments
+    return tuple(a.name for a in arguments), tuple(
+        a.default_value if a.has_default_value() else REQUIRED for a in arguments
+    )
+
+
 def _by_schema(node: Node, name: str, target: Any) -> OpView:
-    names: list[str] = []
-    values: list[Any] = []
-    defaults: list[Any] = []
-    rank, dims = rank_of(node, name), dim_args(name)
-    for i, arg in enumerate(target._schema.arguments):
-        default: Any = arg.default_value if arg.has_default_value() else REQUIRED
-        if i < len(node.args) and not arg.kwarg_only:
-            value = node.args[i]
-        else:
-            value = node.kwargs.get(arg.name, None if default is REQUIRED else default)
-        names.append(arg.name)
-        values.append(front(value, rank) if arg.name in dims else value)
-        defaults.append(front(default, rank) if arg.name in dims else default)
+    names, defaults = _arguments(target)
+    values, kwargs = list(node.args), node.kwargs
+    for i in range(len(values), len(names)):
+        absent = None if defaults[i] is REQUIRED else defaults[i]
+        values.append(kwargs.get(names[i], absent))
+    dims = dim_args(name)
+    if dims:
+        rank = rank_of(node, name)
+        counted = [n in dims for n in names]
+        values = [front(v, rank) if c else v for v, c in zip(values, counted, strict=True)]
+        defaults = tuple(front(v, rank) if c else v for v, c in zip(defaults, counted, strict=True))
     if name == "aten.slice":
         values = _clamped(node, values)
-    return OpView(name, target._overloadname, tuple(names), tuple(values), tuple(defaults))
+    return OpView(name, target._overloadname, names, tuple(values), defaults)
 
 
 def dim_args(key: str) -> frozenset[str]:

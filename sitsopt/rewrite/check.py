@@ -149,10 +149,13 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
-def refuse(match: Match, view: GraphView, grad: bool, facts: dict[str, Any]) -> Refusal | None:
-    """The first reason why this match must not be applied, or None when it may."""
+def refuse(
+    match: Match, view: GraphView, grad: bool, facts: dict[str, Any], explained: bool = True
+) -> Refusal | None:
+    """The first reason why this match must not be applied, or None when it may. Unless `explained`, without what was
+    found instead, which takes longer to say than to know."""
     return (
-        _conditions(match, view, facts)
+        _conditions(match, view, facts, explained)
         or _uses(match, view)
         or _order(match, view)
         or _mutation(match, view)
@@ -160,7 +163,9 @@ def refuse(match: Match, view: GraphView, grad: bool, facts: dict[str, Any]) -> 
     )
 
 
-def _conditions(match: Match, view: GraphView, facts: dict[str, Any]) -> Refusal | None:
+def _conditions(
+    match: Match, view: GraphView, facts: dict[str, Any], explained: bool
+) -> Refusal | None:
     env = Env(match, view, facts)
     for cond in (*match.rule.where, *match.rule.spellings[match.spelling].where):
         try:
@@ -169,7 +174,7 @@ def _conditions(match: Match, view: GraphView, facts: dict[str, Any]) -> Refusal
             return Refusal("condition", cond.text, cond.reason, cond.text, error.problem)
         if holds is True:
             continue
-        found = explain(cond.tree, env)
+        found = explain(cond.tree, env) if explained else ""
         if holds is None:
             return Refusal("symbolic", cond.text, cond.reason, "proved or guarded", found)
         return Refusal("condition", cond.text, cond.reason, cond.text, found)

@@ -17,8 +17,9 @@ from ..graph.build import Builder
 from ..graph.facts import escapes, same_shape, storage_root, tensor, val
 from ..spec.program import Arith, Let, Lit, Program, Ref, Seq, Term
 from .check import Refusal, insertion_point
-from .match import Match, Unbound, arithmetic, plain
+from .match import Match, Unbound
 from .relay import relay
+from .values import arithmetic, plain
 from .view import GraphView
 
 
@@ -200,6 +201,7 @@ def _move(match: Match, view: GraphView, edit: Edit, news: list[Any]) -> None:
             else:
                 edit.moved.append((old, new, reader))
             reader.replace_input_with(old, new)
+            view.note_moved(reader, new)
     edit.died = [n for n in match.nodes if n not in view.dead]
     view.dead.update(edit.died)
     _bury_unread(edit, view)

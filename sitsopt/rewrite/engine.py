@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -13,16 +14,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 
 from ..graph.build import fake_mode
-from ..graph.facts import is_view, module_path, source, traffic
+from ..graph.facts import is_view, module_path, source
 from ..graph.opview import canonical
-from ..spec.ops import commutative
 from ..spec.rule import Rule
 from ..spec.target import Target
 from .check import Refusal, refuse
 from .edit import Edit, apply
 from .match import Attempt, Match, Trace
-from .predict import predict, works
-from .prefilter import plausible
+from .predict import Forecast, bytes_moved
+from .prefilter import needs, test_of
 from .record import GraphRecord, Miss, Place, Site, Tried
 from .view import GraphView
 
@@ -73,21 +73,21 @@ class _Engine:
         self.claims: dict[Node, str] = {}
         self.owners: dict[Node, str] = {}  # replaced nodes to the rule that did
         self.ordinals: Counter[str] = Counter()
+        self.forecast = Forecast(settings.target)
 
     def run(self, rule: Rule) -> None:
         """Try one rule at every node that can be its root; a spelling that fits stops the search there."""
         missed: dict[Node, Trace] = {}
         done: set[Node] = set()
         for index in range(len(rule.spellings)):
-            keys = root_keys(rule, index)
-            if not all(self.view.by_key.get(k) for k in needed_keys(rule, index)):
+            present = self.view.has if self.settings.misses else self.view.could_have
+            if not present(needs(rule, index)):
                 continue
-            for node in [n for key in keys for n in self.view.nodes((key,))]:
+            fits = test_of(rule, index)
+            for node in [n for k in root_keys(rule, index) for n in self.view.nodes((k,))]:
                 if node in self.view.dead or node in done:
                     continue
-                if not self.settings.misses and not plausible(rule, index, node, commutative()):
-                    continue
-                if self._try(rule, index, node, missed):
+                if (self.settings.misses or fits(node)) and self._try(rule, index, node, missed):
                     done.add(node)
         if self.settings.misses:
             self.record.tried[rule.id] = self._tried(rule)
@@ -118,7 +118,7 @@ class _Engine:
         every = range(len(rule.spellings))
         roots = set().union(*(root_keys(rule, i) for i in every))
         missing = [
-            sorted(k for k in needed_keys(rule, i) if not self.view.by_key.get(k)) for i in every
+            sorted(k for k in needs(rule, i).keys if not self.view.by_key.get(k)) for i in every
         ]
         fewest = min(missing, key=len)
         return Tried(sum(len(self.view.by_key.get(k, ())) for k in roots), tuple(fewest))
@@ -147,7 +147,8 @@ class _Engine:
 
     def _apply(self, match: Match) -> Refusal | None:
         rule = match.rule
-        refusal = refuse(match, self.view, self.settings.grad, self.settings.facts)
+        setting = self.settings
+        refusal = refuse(match, self.view, setting.grad, setting.facts, setting.misses)
         if refusal is None and rule.replace is None:
             owner = next((self.claims[n] for n in match.nodes if n in self.claims), None)
             if owner is not None:
@@ -162,8 +163,7 @@ class _Engine:
             return Refusal(
                 "order", "switched off", "this site is switched off by `only` or `exclude`"
             )
-        before = cost(match.nodes)
-        costs = works(match.nodes) if self.settings.target else []
+        costs = self.forecast.of(match.nodes)
         edit: Edit | None = None
         if rule.replace is not None:
             outcome = apply(match, self.view, self.mode)
@@ -171,10 +171,9 @@ class _Engine:
                 return outcome
             edit = outcome
         self.ordinals[base] += 1
-        site = self._note(key, match, edit, module, before)
-        if self.settings.target:
-            kernels = sum(not is_view(n) for n in _each_call(edit)) if edit else 1
-            predict(site, costs, kernels, self.settings.target)
+        site = self._note(key, match, edit, module, bytes_moved(costs))
+        kernels = sum(not is_view(n) for n in _each_call(edit)) if edit else 1
+        self.forecast.predict(site, costs, kernels)
         return None
 
     def _note(
@@ -184,7 +183,7 @@ class _Engine:
         self.claims.update(dict.fromkeys(claimed, match.rule.id))
         if edit is not None and self.settings.misses:
             self.owners.update(dict.fromkeys(match.nodes, match.rule.id))
-        after = cost(_each_call(edit)) if edit else boundary(match)
+        after = bytes_moved(self.forecast.of(_each_call(edit))) if edit else boundary(match)
         site = Site(
             match.rule.id, Place(module, source(match.anchor), match.anchor.name), key, match.spelling,
             len(match.nodes), tuple(n.name for n in match.nodes), before, after, binding=_readable(match),
@@ -194,6 +193,7 @@ class _Engine:
         return site
 
 
+@lru_cache(maxsize=8192)
 def root_keys(rule: Rule, spelling: int) -> tuple[str, ...]:
     """Op keys a spelling's first return can stand at; through a cast that may be no node, its operand's too. Casts come
     first: where there is one, a match without it would be the smaller one and leave the cast behind."""
@@ -210,11 +210,6 @@ def root_keys(rule: Rule, spelling: int) -> tuple[str, ...]:
         let = lets[name]
 
 
-def needed_keys(rule: Rule, spelling: int) -> set[str]:
-    """Ops without which a spelling cannot match; casts may be no node."""
-    return {canonical(let.call.op) for let in rule.spellings[spelling].program.lets} - {"prim.cast"}
-
-
 def common_module(nodes: Iterable[Node]) -> str:
     """The deepest module that contains every node that knows where it comes from."""
     paths = [p.split(".") for p in {module_path(n) for n in nodes} if p]
@@ -224,12 +219,6 @@ def common_module(nodes: Iterable[Node]) -> str:
     while all(len(p) > depth and p[depth] == paths[0][depth] for p in paths):
         depth += 1
     return ".".join(paths[0][:depth])
-
-
-def cost(nodes: Iterable[Node]) -> int | None:
-    """Bytes the nodes move when each runs alone; None when a size is symbolic."""
-    total = sum((traffic(n) for n in nodes), 0)
-    return total if isinstance(total, int) else None
 
 
 def boundary(match: Match) -> int | None:

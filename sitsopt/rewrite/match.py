@@ -6,17 +6,18 @@ anyone else reads blocks the match. Why an attempt failed is kept only when a `T
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from ..graph.facts import DTYPES, same_size, tensor, val
+from ..graph.facts import DTYPES, tensor
 from ..graph.opview import (
     REQUIRED,
+    OpView,
     canonical,
     dim_args,
     front,
@@ -26,8 +27,9 @@ from ..graph.opview import (
     view_of,
 )
 from ..spec.ops import commutative, resolve
-from ..spec.program import Arith, Call, DType, Let, Lit, Program, Ref, Seq, Term
+from ..spec.program import Arith, Call, Let, Lit, Program, Ref, Seq, Term
 from ..spec.rule import Input, Rule
+from .values import arithmetic, const_kinds, plain, same_constant, symbolic
 from .view import GraphView
 
 LAYOUT_ONLY = {
@@ -35,6 +37,7 @@ LAYOUT_ONLY = {
     "aten.contiguous",
 }  # the memory format changes where values lie, not what they are
 Goal = tuple[Term, Any, str]
+FAILED: tuple[Goal, ...] = ((Lit(None), None, "failed"),)
 
 
 class Unbound(Exception):
@@ -74,18 +77,35 @@ class Match:
     inputs: list[Node] = field(default_factory=list)
 
 
+@dataclass
+class _Plan:
+    """What every attempt at one spelling shares. `pairs`: for a call and the argument names of an op, which term of
+    the call goes with which argument; None for one that must have its default."""
+
+    lets: dict[str, Let]
+    fixed: dict[str, Any]
+    pairs: dict[tuple[int, tuple[str, ...]], list[tuple[int, str, str, Term | None]] | str] = field(
+        default_factory=dict
+    )
+
+
+@lru_cache(maxsize=8192)
+def _plan(rule: Rule, spelling: int) -> _Plan:
+    chosen = rule.spellings[spelling]
+    lets = {n: let for let in chosen.program.lets for n in let.names if n != "_"}
+    return _Plan(lets, {k: plain(v) for k, v in chosen.fixed.items()})
+
+
 class Attempt:
     """One spelling of one rule tried at one node."""
 
     def __init__(self, rule: Rule, spelling: int, view: GraphView, trace: Trace | None) -> None:
         self.rule, self.view, self.trace = rule, view, trace
         self.index = spelling
-        chosen = rule.spellings[spelling]
-        self.program: Program = chosen.program
-        self.lets: dict[str, Let] = {
-            n: let for let in self.program.lets for n in let.names if n != "_"
-        }
-        self.bound: dict[str, Any] = {k: plain(v) for k, v in chosen.fixed.items()}
+        self.program: Program = rule.spellings[spelling].program
+        self.plan = _plan(rule, spelling)
+        self.lets = self.plan.lets
+        self.bound: dict[str, Any] = dict(self.plan.fixed)
         self.nodes: dict[Node, Let | None] = {}
         self.deferred: list[Goal] = []
 
@@ -147,14 +167,41 @@ class Attempt:
         return []
 
     def _solve(self, goals: tuple[Goal, ...]) -> Iterator[None]:
+        start = self._mark()
+        while goals:
+            more = self._only_way(*goals[0])
+            if more is None:
+                break
+            if more is FAILED:
+                self._undo(start)
+                return
+            goals = (*more, *goals[1:])
         if not goals:
             yield None
+            self._undo(start)
             return
-        (term, actual, label), rest = goals[0], goals[1:]
         mark = self._mark()
-        for more in self._unify(term, actual, label):
-            yield from self._solve((*more, *rest))
+        for more in self._unify(*goals[0]):
+            yield from self._solve((*more, *goals[1:]))
             self._undo(mark)
+        self._undo(start)
+
+    def _only_way(self, term: Term, actual: Any, label: str) -> tuple[Goal, ...] | None:
+        """What is left of a goal that can be met in one way at most, FAILED where it cannot be met; None for a goal
+        with alternatives."""
+        if not isinstance(term, Ref):
+            return next(self._unify(term, actual, label), FAILED)
+        name = term.name
+        if name not in self.bound:
+            if name in self.rule.through:
+                return None
+            let = self.lets.get(name)
+            if let is not None:
+                key = canonical(let.call.op)
+                if key == "prim.cast" or key in commutative():
+                    return None
+                return next(self._let(name, actual), FAILED)
+        return next(self._ref(name, actual), FAILED)
 
     def _mark(self) -> tuple[dict[str, Any], dict[Node, Let | None], int]:
         return dict(self.bound), dict(self.nodes), len(self.deferred)
@@ -324,29 +371,36 @@ class Attempt:
         base = ".".join(call.op.split(".")[:2])
         if canonical(base) == "prim.permute":
             return self._permute_goals(call, base, node)
-        goals: list[Goal] = []
-        kwargs = dict(call.kwargs)
-        for i, name in enumerate(view.names):
-            label = f"{call.op}({name}=…)"
-            if i < len(call.args):
-                term: Term = call.args[i]
-            elif name in kwargs:
-                term = kwargs.pop(name)
-            elif name == "memory_format" and view.key in LAYOUT_ONLY:
-                continue
-            elif view.defaults[i] is REQUIRED or not same_constant(
-                view.defaults[i], view.values[i]
-            ):
-                self._fail("pattern", label, view.defaults[i] if view.defaults[i] is not REQUIRED else "given",
-                           view.values[i])  # fmt: skip
-                return None
-            else:
-                continue
-            goals.append((self._front(term, name, node), view.values[i], label))
-        if kwargs or len(call.args) > len(view.names):
-            self._fail("pattern", call.op, f"arguments {list(view.names)}", list(kwargs))
+        pairs = self._pairs(call, view)
+        if isinstance(pairs, str):
+            self._fail("pattern", call.op, f"arguments {list(view.names)}", pairs)
             return None
+        goals: list[Goal] = []
+        for i, name, label, term in pairs:
+            if term is not None:
+                goals.append((self._front(term, name, node), view.values[i], label))
+                continue
+            default = view.defaults[i]
+            if default is REQUIRED or not same_constant(default, view.values[i]):
+                wanted = default if default is not REQUIRED else "given"
+                self._fail("pattern", label, wanted, view.values[i])
+                return None
         return goals
+
+    def _pairs(self, call: Call, view: OpView) -> list[tuple[int, str, str, Term | None]] | str:
+        """Which argument each term goes with; a text where the op has no such arguments."""
+        key = id(call), view.names
+        if key not in self.plan.pairs:
+            kwargs = dict(call.kwargs)
+            found: list[tuple[int, str, str, Term | None]] = []
+            for i, name in enumerate(view.names):
+                term = call.args[i] if i < len(call.args) else kwargs.pop(name, None)
+                if term is None and name == "memory_format" and view.key in LAYOUT_ONLY:
+                    continue
+                found.append((i, name, f"{call.op}({name}=…)", term))
+            odd = kwargs or len(call.args) > len(view.names)
+            self.plan.pairs[key] = str(list(kwargs)) if odd else found
+        return self.plan.pairs[key]
 
     @staticmethod
     def _front(term: Term, name: str, node: Node) -> Term:
@@ -407,11 +461,7 @@ class Attempt:
             yield ()
 
     def _const_fits(self, spec: Input, actual: Any) -> bool:
-        kinds: dict[str, Any] = {
-            "float": (int, float), "int": (int, torch.SymInt), "bool": bool, "str": str,
-            "dtype": torch.dtype, "ints": (list, tuple),
-        }  # fmt: skip
-        fits = isinstance(actual, kinds[spec.const_type or "float"])
+        fits = isinstance(actual, const_kinds(spec))
         if spec.const_type in ("float", "int") and isinstance(actual, bool):
             fits = False
         if not fits:
@@ -489,54 +539,6 @@ class Attempt:
         return Match(
             self.rule, self.index, anchor, dict(self.bound), list(self.nodes), returns, inputs
         )
-
-
-def arithmetic(op: str, args: list[Any]) -> Any:
-    """The notation's arithmetic over ints, floats and symbolic sizes."""
-    a, b = args[0], args[1] if len(args) > 1 else None
-    table = {
-        "+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "/": lambda: a / b,
-        "//": lambda: a // b, "%": lambda: a % b, "**": lambda: a**b, "neg": lambda: -a,
-        "min": lambda: min(args), "max": lambda: max(args),
-    }  # fmt: skip
-    return table[op]()
-
-
-def plain(value: Any) -> Any:
-    """A constant of a rule as the graph would hold it: dtypes as torch's own."""
-    return DTYPES[value.name] if isinstance(value, DType) else value
-
-
-def symbolic(actual: Any) -> Any:
-    """A size that arrives as a node, as the symbolic size it holds."""
-    if isinstance(actual, Node) and isinstance(val(actual), (int, torch.SymInt)):
-        return val(actual)
-    return actual
-
-
-def same_constant(a: Any, b: Any) -> bool:
-    """Equality that tells True from 1, -0.0 from 0.0, and holds a symbolic size equal only when proved."""
-    if a is b:
-        return True
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(
-            same_constant(x, symbolic(y)) for x, y in zip(a, b, strict=True)
-        )
-    if isinstance(a, (Node, str, torch.dtype, bool)) or isinstance(
-        b, (Node, str, torch.dtype, bool)
-    ):
-        return type(a) is type(b) and bool(a == b)
-    if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
-        return (
-            isinstance(a, (int, torch.SymInt))
-            and isinstance(b, (int, torch.SymInt))
-            and same_size(a, b)
-        )
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        if a != a or b != b:
-            return a != a and b != b
-        return a == b and math.copysign(1, a) == math.copysign(1, b)
-    return bool(a == b) if type(a) is type(b) else False
 
 
 def _op(node: object) -> str:

@@ -16,21 +16,55 @@ from .record import Site
 ATTENTION = {"aten.scaled_dot_product_attention", "sits.attention"}
 
 
-def works(nodes: Iterable[Node]) -> list[Work]:
-    """What each op costs as a kernel of its own. To be asked before the ops are erased, which drops their arguments."""
-    return [work(n) for n in nodes if n.op == "call_function" and not is_view(n)]
+class Forecast:
+    """Costs of the nodes of one graph. Layers repeat: each node and each set of equal nodes is worked out once."""
+
+    def __init__(self, target: Target | None) -> None:
+        self.target = target
+        self.works: dict[Node, Work] = {}
+        self.times: dict[Any, tuple[float | None, float | None]] = {}
+
+    def of(self, nodes: Iterable[Node]) -> list[Work]:
+        """What each op costs as a kernel of its own. To be asked before the ops are erased, which drops their
+        arguments; that a reader gets an equal value from elsewhere changes nothing."""
+        found = []
+        for node in nodes:
+            if node.op == "call_function" and not is_view(node):
+                if node not in self.works:
+                    self.works[node] = work(node)
+                found.append(self.works[node])
+        return found
+
+    def predict(self, site: Site, before: Sequence[Work], kernels: int) -> None:
+        """Fill in the two times of a site: an op a kernel, and the same arithmetic with the bytes and kernels of
+        after. They stay None where a size is symbolic or a fact of the target unknown."""
+        if self.target is None:
+            return
+        plain = all(type(w.bytes) is int and type(w.flops) is int for w in before)
+        key = (*before, site.bytes_after, kernels) if plain else None  # symbolic sizes have no hash
+        found = self.times.get(key) if key else None
+        if found is None:
+            found = _times(before, site.bytes_after, kernels, self.target)
+            if key:
+                self.times[key] = found
+        site.unfused_us, site.predicted_us = found
 
 
-def predict(site: Site, before: Sequence[Work], kernels: int, target: Target) -> None:
-    """Fill in the two times of a site: an op a kernel, and the same arithmetic with the bytes and kernels of after.
-    They stay None where a size is symbolic or a fact of the target unknown."""
-    site.unfused_us = serial_us(before, target)
-    if site.bytes_after is None:
-        return
+def bytes_moved(works: Iterable[Work]) -> int | None:
+    """Bytes that ops move when each runs alone; None when a size is symbolic."""
+    total = sum((w.bytes for w in works), 0)
+    return total if isinstance(total, int) else None
+
+
+def _times(
+    before: Sequence[Work], bytes_after: int | None, kernels: int, target: Target
+) -> tuple[float | None, float | None]:
+    unfused = serial_us(before, target)
+    if bytes_after is None:
+        return unfused, None
     heaviest = max(before, key=lambda w: w.flops if isinstance(w.flops, int) else 0, default=Work())
-    flops = sum(w.flops for w in before)
-    after = Work(site.bytes_after, flops, kernels, heaviest.dtype)
-    site.predicted_us = predict_us(after, target)
+    after = Work(bytes_after, sum(w.flops for w in before), kernels, heaviest.dtype)
+    return unfused, predict_us(after, target)
 
 
 def work(node: Node) -> Work:

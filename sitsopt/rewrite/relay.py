@@ -52,6 +52,8 @@ def relay(edit: Edit, view: GraphView, mode: FakeTensorMode) -> Refusal | None:
 
 def _alike(a: Any, b: Any) -> bool:
     """Whether two values have the same strides, as far as can be proved."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return same_shape(a.stride(), b.stride())
     pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
     return all(same_shape(x.stride(), y.stride()) for x, y in pairs if isinstance(x, torch.Tensor))
 

@@ -7,11 +7,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from ..graph.facts import schema_mutates
-from ..graph.opview import key_of
+from ..graph.opview import key_of, view_of
+
+if TYPE_CHECKING:
+    from .prefilter import Needs
+
+ANY = "any constant"  # read where a size is symbolic or not known by name
+
+
+def _reads(value: Any) -> tuple[Any, ...]:
+    """What an op reads, as keys: the key of an op, or a constant."""
+    if isinstance(value, Node):
+        known = isinstance(value.meta.get("val"), (torch.Tensor, list, tuple))
+        return (key_of(value),) if known else (key_of(value), ANY)
+    plain = isinstance(value, (bool, int, float, str, torch.dtype)) or value is None
+    return (("is", value) if plain else ANY,)
 
 
 class GraphView:
@@ -26,6 +42,7 @@ class GraphView:
         self.dead: set[Node] = set()
         self.by_key: dict[str, dict[Node, None]] = defaultdict(dict)
         self.mutating: list[Node] = []
+        self.reads: set[tuple[str, Any]] = set()
         for node in self.graph.nodes:
             self.add(node)
 
@@ -33,8 +50,34 @@ class GraphView:
         if node.op != "call_function":
             return
         self.by_key[key_of(node)][node] = None
+        self.note(node)
         if schema_mutates(node.target):
             self.mutating.append(node)
+
+    def note(self, node: Node) -> None:
+        """Keep in `reads` what an op reads: other ops, and constants. What was there once stays in it."""
+        view = view_of(node)
+        if view is not None:
+            for value in view.values:
+                for item in value if isinstance(value, (list, tuple)) else (value,):
+                    self.reads.update((view.key, read) for read in _reads(item))
+
+    def note_moved(self, reader: Node, new: object) -> None:
+        """The same for one more value that an op reads."""
+        key = key_of(reader)
+        if key:
+            self.reads.update((key, read) for read in _reads(new))
+
+    def could_have(self, needs: Needs) -> bool:
+        """Whether everything that a pattern needs is somewhere in the graph."""
+        return self.has(needs) and all(
+            read in self.reads or ((read[0], ANY) in self.reads and isinstance(read[1], tuple))
+            for read in needs.reads
+        )
+
+    def has(self, needs: Needs) -> bool:
+        """Whether all ops of a pattern are in the graph."""
+        return all(self.by_key.get(key) for key in needs.keys)
 
     def forget(self, node: Node) -> None:
         self.by_key[key_of(node)].pop(node, None)
