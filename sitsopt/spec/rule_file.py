@@ -6,12 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from .families import kernel_families
 from .source import Spec
 
 DTypeName = Literal[
     "f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i64", "i32", "i16", "i8", "u8", "bool"
 ]
 Text = Annotated[str, Field(min_length=1)]
+Family = Annotated[
+    str, Field(json_schema_extra=lambda schema: schema.update(enum=[*kernel_families()]))
+]
 RuleId = Annotated[str, Field(min_length=1, examples=["fuse/swiglu"])]
 
 
@@ -119,7 +123,7 @@ class RuleFile(Spec):
         default={}, description="Values computed once per parameter: `w = cat([a, b], 0)`."
     )
     replace: Text | None = Field(default=None, description="What stands there afterwards.")
-    emit: Text | None = Field(default=None, description="The family of kernel to generate.")
+    emit: Family | None = Field(default=None, description="The family of kernel to generate.")
     tolerance: dict[str, ToleranceFile] = Field(
         default={}, description="Dtype to tolerance; a dtype without one must be bitwise equal."
     )
