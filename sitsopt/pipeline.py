@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from .graph import ops as _reference_ops  # noqa: F401  registers the sits:: ops
 from .graph.capture import CannotCapture, Captured, OnlyEager, capture
+from .graph.pause import collection_paused
 from .rewrite.engine import Applied, Settings, rewrite
 from .rewrite.record import Effective, GraphRecord
 from .rewrite.view import GraphView
@@ -22,6 +23,7 @@ from .runtime.triton.choose import NO_TEXT
 from .runtime.writes import Sharing, rough_writes
 from .spec.rule import Rule
 from .spec.target import Target
+from .stages import counted, tell
 
 
 class LoweringError(RuntimeError):
@@ -85,8 +87,10 @@ def _compiled(
         raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))
     finished = finish(captured, lowering)
     record.repeated = finished.repeated
+    tell(record.name, "compile", _what_to_compile(record))
     compiled = compile_graph(finished.gm, finished.values, lowering)
     record.compile_ms = (time.perf_counter() - start) * 1e3
+    tell(record.name, "ready", f"compiled in {record.compile_ms / 1e3:.1f} s")
     called = with_arguments(compiled, finished, len(inputs))
     return Sharing(inputs).guard(called, gm.forward) if captured.written else called
 
@@ -108,15 +112,23 @@ def capture_and_rewrite(
 ) -> tuple[Captured, list[Applied], GraphView]:
     """The same, with the replaced nodes still in the graph: for `undo` and for comparing both sides."""
     start = time.perf_counter()
-    captured = capture(gm, inputs)
-    record.nodes_before = _ops(captured)
-    record.capture_ms = (time.perf_counter() - start) * 1e3
-    start = time.perf_counter()
-    settings = Settings(record.grad, plan.facts, plan.allow, plan.misses, plan.target)
-    view = GraphView(captured.gm, captured.params, captured.written)
-    applied = rewrite(view, plan.rules, settings, record)
+    tell(record.name, "capture", counted(len(gm.graph.nodes), "node"))
+    with collection_paused():
+        captured = capture(gm, inputs)
+        record.nodes_before = _ops(captured)
+        record.capture_ms = (time.perf_counter() - start) * 1e3
+        start = time.perf_counter()
+        tell(record.name, "rewrite", counted(record.nodes_before, "op"))
+        settings = Settings(record.grad, plan.facts, plan.allow, plan.misses, plan.target)
+        view = GraphView(captured.gm, captured.params, captured.written)
+        applied = rewrite(view, plan.rules, settings, record)
     record.rewrite_ms = (time.perf_counter() - start) * 1e3
     return captured, applied, view
+
+
+def _what_to_compile(record: GraphRecord) -> str:
+    same = [f"{len(layers)} layers as one" for layers in record.repeated]
+    return ", ".join([counted(len(record.sites), "rewrite"), *same])
 
 
 def _ops(captured: Captured) -> int:
@@ -136,6 +148,7 @@ def _fall_back(
     gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord, reason: str
 ) -> Compiled:
     record.fallback = reason
+    tell(record.name, "fallback", reason)
     if plan.strict:
         raise LoweringError(f"graph {record.name}: {reason}")
     lowering = plan.lowering

@@ -20,12 +20,13 @@ def bench(
     """Measure in alternated runs and print medians and ratios. Exit status: 0, or 2 for bad input."""
     from sitsopt.measure.bench import BenchOptions
     from sitsopt.measure.bench import bench as run
+    from sitsopt.stages import on_stage
 
     options = BenchOptions(
         given.model, split(against), context, new, given.dtype, rounds, starts, given.trust,
         given.sits(),
     )  # fmt: skip
-    with progress() as say:
+    with progress() as say, on_stage(lambda stage: say(str(stage))):
         result = run(options, say)
     if as_json:
         emit(result)

@@ -25,6 +25,7 @@ def run(
     from sitsopt.measure.errors import InputError
     from sitsopt.measure.models import load
     from sitsopt.measure.run import Generation, RunOptions
+    from sitsopt.stages import on_stage
 
     names = split("inductor" if demo and not against else against)
     check_names(names)
@@ -32,7 +33,7 @@ def run(
         if name.split(":")[0] not in TORCH:
             raise InputError(f"`run` compares torch engines; `sitsopt bench` also runs {name}")
     options = RunOptions(prompt, new, names, rounds, given.sits())
-    with progress() as say:
+    with progress() as say, on_stage(lambda stage: say(str(stage))):
         say(f"loading {given.model}")
         loaded = load(given.model, given.dtype, given.trust)
         generation = Generation(loaded, options)

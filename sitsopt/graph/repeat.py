@@ -80,11 +80,7 @@ def outline(gm: GraphModule) -> list[list[str]]:
 
     A layer stays as it is when a value would have to leave it and come back, or when nothing equals it.
     """
-    layers = _layers(gm.graph)
-    by_text: dict[str, list[Layer]] = defaultdict(list)
-    for layer in layers:
-        by_text[layer.text()].append(layer)
-    groups = [group for group in by_text.values() if len(group) >= LEAST]
+    groups = _groups(gm.graph)
     if not groups:
         return []
     calls: dict[Node, tuple[Layer, str]] = {}
@@ -95,6 +91,18 @@ def outline(gm: GraphModule) -> list[list[str]]:
             calls.update(dict.fromkeys(layer.nodes, (layer, name)))
     _rebuild(gm, calls)
     return [[layer.path for layer in group] for group in groups]
+
+
+def equal_layers(graph: Graph) -> list[list[str]]:
+    """The module paths of the layers that `outline` would make one; the graph stays as it is."""
+    return [[layer.path for layer in group] for group in _groups(graph)]
+
+
+def _groups(graph: Graph) -> list[list[Layer]]:
+    by_text: dict[str, list[Layer]] = defaultdict(list)
+    for layer in _layers(graph):
+        by_text[layer.text()].append(layer)
+    return [group for group in by_text.values() if len(group) >= LEAST]
 
 
 def _layers(graph: Graph) -> list[Layer]:

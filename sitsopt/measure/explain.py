@@ -15,6 +15,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from ..graph.capture import CannotCapture
+from ..graph.repeat import equal_layers
 from ..options import Options
 from ..pipeline import fallback_effects, records_gradients, rewritten
 from ..planning import ExpectationError, check_expectations, make_session
@@ -111,6 +112,8 @@ def rewrite_one(
         record.fallback = str(reason)
         session.record.effective.extend(fallback_effects(record))
         return
+    if session.plan.lowering.repeat and not record.grad:
+        record.repeated = equal_layers(captured.gm.graph)
     choose_kernels(captured, applied, session.plan.lowering, _on(session.target))
 
 

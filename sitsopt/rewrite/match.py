@@ -40,6 +40,9 @@ Goal = tuple[Term, Any, str]
 FAILED: tuple[Goal, ...] = ((Lit(None), None, "failed"),)
 
 
+_State = tuple[dict[str, Any], dict[Node, Let | None], int]
+
+
 class Unbound(Exception):
     """A term names a size or a constant that is not known yet."""
 
@@ -77,23 +80,43 @@ class Match:
     inputs: list[Node] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Op:
+    """What a call of the pattern asks of a node: its key, its overload if the pattern names one."""
+
+    key: str
+    overload: str
+    commutes: bool
+
+    @property
+    def one_way(self) -> bool:
+        """Whether a node can be this call in one way at most."""
+        return not self.commutes and self.key != "prim.cast"
+
+
+Pair = tuple[int, str, str, Term | None, bool]
+
+
 @dataclass
 class _Plan:
     """What every attempt at one spelling shares. `pairs`: for a call and the argument names of an op, which term of
-    the call goes with which argument; None for one that must have its default."""
+    the call goes with which argument, None for one that must have its default, and whether it counts dims."""
 
     lets: dict[str, Let]
+    ops: dict[int, _Op]  # by the id of the let
     fixed: dict[str, Any]
-    pairs: dict[tuple[int, tuple[str, ...]], list[tuple[int, str, str, Term | None]] | str] = field(
-        default_factory=dict
-    )
+    pairs: dict[tuple[int, tuple[str, ...]], list[Pair] | str] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=8192)
 def _plan(rule: Rule, spelling: int) -> _Plan:
     chosen = rule.spellings[spelling]
     lets = {n: let for let in chosen.program.lets for n in let.names if n != "_"}
-    return _Plan(lets, {k: plain(v) for k, v in chosen.fixed.items()})
+    ops = {}
+    for let in lets.values():
+        key, overload = canonical(let.call.op), let.call.op.split(".")[2:]
+        ops[id(let)] = _Op(key, overload[0] if overload else "", key in commutative())
+    return _Plan(lets, ops, {k: plain(v) for k, v in chosen.fixed.items()})
 
 
 class Attempt:
@@ -124,7 +147,8 @@ class Attempt:
         if len(let.names) == 1:
             yield from self._solve(((Ref(name), anchor, ""),))
             return
-        yield from self._call(let, anchor, ())
+        for goals in self._calls(let, anchor):
+            yield from self._solve(goals)
 
     def _rest(self, i: int) -> Iterator[None]:
         """Returned values that the root does not reach: siblings that share one of its inputs."""
@@ -167,7 +191,9 @@ class Attempt:
         return []
 
     def _solve(self, goals: tuple[Goal, ...]) -> Iterator[None]:
+        """Every way to meet all goals; afterwards everything is as it was."""
         start = self._mark()
+        mark: _State | None = start
         while goals:
             more = self._only_way(*goals[0])
             if more is None:
@@ -176,13 +202,14 @@ class Attempt:
                 self._undo(start)
                 return
             goals = (*more, *goals[1:])
+            mark = None
         if not goals:
             yield None
             self._undo(start)
             return
-        mark = self._mark()
-        for more in self._unify(*goals[0]):
-            yield from self._solve((*more, *goals[1:]))
+        mark = mark or self._mark()  # what has been met so far stays between the alternatives
+        for way in self._unify(*goals[0]):
+            yield from self._solve((*way, *goals[1:]))
             self._undo(mark)
         self._undo(start)
 
@@ -190,23 +217,30 @@ class Attempt:
         """What is left of a goal that can be met in one way at most, FAILED where it cannot be met; None for a goal
         with alternatives."""
         if not isinstance(term, Ref):
-            return next(self._unify(term, actual, label), FAILED)
+            return self._list(term, actual, label) if isinstance(term, Seq) else (
+                self._constant(term, actual, label)
+            )  # fmt: skip
         name = term.name
-        if name not in self.bound:
-            if name in self.rule.through:
-                return None
-            let = self.lets.get(name)
-            if let is not None:
-                key = canonical(let.call.op)
-                if key == "prim.cast" or key in commutative():
-                    return None
-                return next(self._let(name, actual), FAILED)
-        return next(self._ref(name, actual), FAILED)
+        if name in self.bound:
+            bound = self.bound[name]
+            if bound is actual or same_constant(bound, symbolic(actual)):
+                return ()
+            self._fail("pattern", name, f"the same value for `{name}`", actual)
+            return FAILED
+        if name in self.rule.through:
+            return None
+        let = self.lets.get(name)
+        if let is None:
+            return self._leaf(name, actual)
+        if not self.plan.ops[id(let)].one_way:
+            return None
+        node = self._source(name, let, actual)
+        return FAILED if node is None else self._call(let, node)
 
-    def _mark(self) -> tuple[dict[str, Any], dict[Node, Let | None], int]:
-        return dict(self.bound), dict(self.nodes), len(self.deferred)
+    def _mark(self) -> _State:
+        return self.bound.copy(), self.nodes.copy(), len(self.deferred)
 
-    def _undo(self, mark: tuple[dict[str, Any], dict[Node, Let | None], int]) -> None:
+    def _undo(self, mark: _State) -> None:
         self.bound, self.nodes = dict(mark[0]), dict(mark[1])
         del self.deferred[mark[2] :]
 
@@ -217,25 +251,46 @@ class Attempt:
     # -- one goal -----------------------------------------------------------------------------------
 
     def _unify(self, term: Term, actual: Any, label: str) -> Iterator[tuple[Goal, ...]]:
-        if isinstance(term, Ref):
-            yield from self._ref(term.name, actual)
-        elif isinstance(term, Seq):
-            parts = self._parts(term, actual) if isinstance(actual, (list, tuple)) else []
-            if isinstance(actual, (list, tuple)) and len(parts) == len(term.items):
-                yield tuple((t, a, label) for t, a in zip(term.items, parts, strict=True))
-            else:
-                self._fail("pattern", label, f"a list of {len(term.items)}", actual)
-        else:
-            try:
-                wanted = self.value(term)
-            except Unbound:
-                self.deferred.append((term, actual, label))
-                yield ()
-                return
-            if same_constant(wanted, symbolic(actual)):
-                yield ()
-            else:
-                self._fail("pattern", label, wanted, actual)
+        """Every way to meet a goal that has alternatives."""
+        assert isinstance(term, Ref)
+        name = term.name
+        for value, passed in self._through(name, actual):
+            mark = self._mark()
+            self.nodes.update(dict.fromkeys(passed))
+            let = self.lets.get(name)
+            if let is not None:
+                node = self._source(name, let, value)
+                if node is not None:
+                    yield from self._calls(let, node)
+            elif (more := self._leaf(name, value)) is not FAILED:
+                yield more
+            self._undo(mark)
+
+    def _list(self, term: Seq, actual: Any, label: str) -> tuple[Goal, ...]:
+        if isinstance(actual, (list, tuple)):
+            parts = self._parts(term, actual)
+            if len(parts) == len(term.items):
+                return tuple((t, a, label) for t, a in zip(term.items, parts, strict=True))
+        self._fail("pattern", label, f"a list of {len(term.items)}", actual)
+        return FAILED
+
+    def _constant(self, term: Term, actual: Any, label: str) -> tuple[Goal, ...]:
+        try:
+            wanted = self.value(term)
+        except Unbound:
+            self.deferred.append((term, actual, label))
+            return ()
+        if same_constant(wanted, symbolic(actual)):
+            return ()
+        self._fail("pattern", label, wanted, actual)
+        return FAILED
+
+    def _leaf(self, name: str, actual: Any) -> tuple[Goal, ...]:
+        spec = self.rule.inputs.get(name)
+        if spec is not None:
+            return () if self._input(spec, actual) else FAILED
+        self.bound[name] = symbolic(actual)
+        return ()
 
     def _parts(self, term: Seq, actual: list[Any] | tuple[Any, ...]) -> list[Any]:
         """The items of a list as the pattern divides them: a pack of sizes takes what the others leave."""
@@ -249,25 +304,6 @@ class Attempt:
         pack = tuple(symbolic(size) for size in actual[at : at + extra])
         return [*actual[:at], pack, *actual[at + extra :]]
 
-    def _ref(self, name: str, actual: Any) -> Iterator[tuple[Goal, ...]]:
-        if name in self.bound:
-            if same_constant(self.bound[name], symbolic(actual)):
-                yield ()
-            else:
-                self._fail("pattern", name, f"the same value for `{name}`", actual)
-            return
-        for value, passed in self._through(name, actual):
-            mark = self._mark()
-            self.nodes.update(dict.fromkeys(passed))
-            if name in self.lets:
-                yield from self._let(name, value)
-            elif name in self.rule.inputs:
-                yield from self._input(self.rule.inputs[name], value)
-            else:
-                self.bound[name] = symbolic(value)
-                yield ()
-            self._undo(mark)
-
     def _through(self, name: str, actual: Any) -> Iterator[tuple[Any, tuple[Node, ...]]]:
         """The value itself, then what lies behind the casts and views that the rule lets stand on this edge."""
         yield actual, ()
@@ -280,56 +316,52 @@ class Attempt:
             actual = actual.args[0]
             yield actual, passed
 
-    def _let(self, name: str, actual: Any) -> Iterator[tuple[Goal, ...]]:
-        let = self.lets[name]
+    def _source(self, name: str, let: Let, actual: Any) -> Node | None:
+        """The node that must be the call, for a value that must be a result of it."""
         if not isinstance(actual, Node):
             self._fail("pattern", name, let.call.op, actual)
-            return
-        if len(let.names) > 1:
-            view = view_of(actual)
-            if (
-                view is None
-                or view.key != "prim.getitem"
-                or view.values[1] != let.names.index(name)
-            ):
-                self._fail(
-                    "pattern", name, f"output {let.names.index(name)} of {let.call.op}", _op(actual)
-                )
-                return
-            yield from ((goals) for goals in self._call_goals(let, view.values[0], ()))
-            return
-        yield from self._call_goals(let, actual, ())
+            return None
+        if len(let.names) == 1:
+            return actual
+        view, index = view_of(actual), let.names.index(name)
+        if view is None or view.key != "prim.getitem" or view.values[1] != index:
+            self._fail("pattern", name, f"output {index} of {let.call.op}", _op(actual))
+            return None
+        node: Node = view.values[0]
+        return node
 
-    def _call(self, let: Let, node: Node, rest: tuple[Goal, ...]) -> Iterator[None]:
-        for goals in self._call_goals(let, node, rest):
-            yield from self._solve(goals)
-
-    def _call_goals(
-        self, let: Let, node: Node, rest: tuple[Goal, ...]
-    ) -> Iterator[tuple[Goal, ...]]:
-        key = canonical(let.call.op)
-        if key == "prim.cast":
-            yield from self._cast_goals(let, node, rest)
-            return
+    def _call(self, let: Let, node: Node) -> tuple[Goal, ...]:
+        """Take a node as the call, with its arguments as they stand. FAILED leaves everything as it was."""
+        op = self.plan.ops[id(let)]
         view = view_of(node)
-        wanted = let.call.op.split(".")
-        if view is None or view.key != key or (len(wanted) == 3 and view.overload != wanted[2]):
+        if view is None or view.key != op.key or (op.overload and view.overload != op.overload):
             self._fail("pattern", f"{', '.join(let.names)} = {let.call.op}", let.call.op, _op(node))
-            return
+            return FAILED
         if node in self.nodes:
             self._fail("pattern", let.call.op, "a node of its own", _op(node))
-            return
-        goals = self._arguments(let.call, node)
+            return FAILED
+        goals = self._arguments(let.call, op.key, view, node)
         if goals is None:
+            return FAILED
+        self._take(let, node)
+        return tuple(goals)
+
+    def _calls(self, let: Let, node: Node) -> Iterator[tuple[Goal, ...]]:
+        """Every way a node can be the call."""
+        op = self.plan.ops[id(let)]
+        if op.key == "prim.cast":
+            yield from self._casts(let, node)
             return
         mark = self._mark()
-        self._take(let, node)
-        yield (*goals, *rest)
-        if key in commutative() and self._swappable(view):
+        goals = self._call(let, node)
+        if goals is FAILED:
+            return
+        yield goals
+        if op.commutes and self._swappable(view_of(node)):
             self._undo(mark)
             self._take(let, node)
             (a, x, la), (b, y, lb), *more = goals
-            yield ((a, y, la), (b, x, lb), *more, *rest)
+            yield ((a, y, la), (b, x, lb), *more)
 
     @staticmethod
     def _swappable(view: Any) -> bool:
@@ -348,37 +380,33 @@ class Attempt:
                 self.nodes[user] = None
                 self.bound[let.names[view.values[1]]] = user
 
-    def _cast_goals(
-        self, let: Let, node: Node, rest: tuple[Goal, ...]
-    ) -> Iterator[tuple[Goal, ...]]:
+    def _casts(self, let: Let, node: Node) -> Iterator[tuple[Goal, ...]]:
         """A cast is a cast node, or no node at all where the value has that dtype already."""
         operand, dtype = let.call.args[0], let.call.args[1]
         mark = self._mark()
         view = view_of(node)
         if view is not None and view.key == "prim.cast":
             self._take(let, node)
-            yield ((dtype, view.values[1], "dtype"), (operand, view.values[0], "self"), *rest)
+            yield ((dtype, view.values[1], "dtype"), (operand, view.values[0], "self"))
             self._undo(mark)
         value = tensor(node)
         if value is not None:
             self.bound[let.names[0]] = node
-            yield ((dtype, value.dtype, "dtype"), (operand, node, "self"), *rest)
+            yield ((dtype, value.dtype, "dtype"), (operand, node, "self"))
 
-    def _arguments(self, call: Call, node: Node) -> list[Goal] | None:
+    def _arguments(self, call: Call, key: str, view: OpView, node: Node) -> list[Goal] | None:
         """Pair the pattern's arguments with the node's, by position, by name, or by default."""
-        view = view_of(node)
-        assert view is not None
-        base = ".".join(call.op.split(".")[:2])
-        if canonical(base) == "prim.permute":
-            return self._permute_goals(call, base, node)
+        if key == "prim.permute":
+            return self._permute_goals(call, view)
         pairs = self._pairs(call, view)
         if isinstance(pairs, str):
             self._fail("pattern", call.op, f"arguments {list(view.names)}", pairs)
             return None
         goals: list[Goal] = []
-        for i, name, label, term in pairs:
+        for i, name, label, term, counts in pairs:
             if term is not None:
-                goals.append((self._front(term, name, node), view.values[i], label))
+                counted = self._front(term, name, node) if counts else term
+                goals.append((counted, view.values[i], label))
                 continue
             default = view.defaults[i]
             if default is REQUIRED or not same_constant(default, view.values[i]):
@@ -387,17 +415,18 @@ class Attempt:
                 return None
         return goals
 
-    def _pairs(self, call: Call, view: OpView) -> list[tuple[int, str, str, Term | None]] | str:
+    def _pairs(self, call: Call, view: OpView) -> list[Pair] | str:
         """Which argument each term goes with; a text where the op has no such arguments."""
         key = id(call), view.names
         if key not in self.plan.pairs:
             kwargs = dict(call.kwargs)
-            found: list[tuple[int, str, str, Term | None]] = []
+            found: list[Pair] = []
+            dims = dim_args(view.key)
             for i, name in enumerate(view.names):
                 term = call.args[i] if i < len(call.args) else kwargs.pop(name, None)
                 if term is None and name == "memory_format" and view.key in LAYOUT_ONLY:
                     continue
-                found.append((i, name, f"{call.op}({name}=…)", term))
+                found.append((i, name, f"{call.op}({name}=…)", term, name in dims))
             odd = kwargs or len(call.args) > len(view.names)
             self.plan.pairs[key] = str(list(kwargs)) if odd else found
         return self.plan.pairs[key]
@@ -405,8 +434,6 @@ class Attempt:
     @staticmethod
     def _front(term: Term, name: str, node: Node) -> Term:
         """A literal dim of the pattern, counted from the front like the node's."""
-        if name not in dim_args(key_of(node)):
-            return term
         rank = rank_of(node, key_of(node))
         if isinstance(term, Lit) and isinstance(term.value, int):
             return Lit(front(term.value, rank))
@@ -417,9 +444,8 @@ class Attempt:
             return Seq(tuple(Attempt._front(t, name, node) for t in term.items))
         return term
 
-    def _permute_goals(self, call: Call, base: str, node: Node) -> list[Goal] | None:
-        view = view_of(node)
-        assert view is not None
+    def _permute_goals(self, call: Call, view: OpView) -> list[Goal] | None:
+        base = ".".join(call.op.split(".")[:2])
         rank = len(view.values[1])
         try:
             args = tuple(self.value(t) for t in call.args[1:])
@@ -434,31 +460,27 @@ class Attempt:
 
     # -- inputs -------------------------------------------------------------------------------------
 
-    def _input(self, spec: Input, actual: Any) -> Iterator[tuple[Goal, ...]]:
+    def _input(self, spec: Input, actual: Any) -> bool:
+        """Bind an input where it fits; what it says of dtypes and sizes may be bound even where it does not."""
         if spec.kind == "const":
-            if self._const_fits(spec, actual):
-                self.bound[spec.name] = actual
-                yield ()
-            return
-        if actual is None and spec.optional:
-            self.bound[spec.name] = None
-            yield ()
-            return
-        value = tensor(actual)
-        if value is None:
+            fits = self._const_fits(spec, actual)
+        elif actual is None and spec.optional:
+            fits = True
+        elif (value := tensor(actual)) is None:
             self._fail("pattern", spec.name, "a tensor", actual)
-            return
-        if spec.kind == "param" and not self.view.is_param(actual):
+            fits = False
+        elif spec.kind == "param" and not self.view.is_param(actual):
             self._fail("pattern", f"{spec.name}: Param", "a parameter or constant", _op(actual))
-            return
-        if spec.kind == "state" and not self.view.is_state(actual):
-            self._fail(
-                "pattern", f"{spec.name}: State", "a buffer that the graph updates", _op(actual)
-            )
-            return
-        if self._dtype_fits(spec, value) and self._dims_fit(spec, value):
+            fits = False
+        elif spec.kind == "state" and not self.view.is_state(actual):
+            what = "a buffer that the graph updates"
+            self._fail("pattern", f"{spec.name}: State", what, _op(actual))
+            fits = False
+        else:
+            fits = self._dtype_fits(spec, value) and self._dims_fit(spec, value)
+        if fits:
             self.bound[spec.name] = actual
-            yield ()
+        return fits
 
     def _const_fits(self, spec: Input, actual: Any) -> bool:
         fits = isinstance(actual, const_kinds(spec))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from ..graph.facts import DTYPE_NAMES, is_view, tensor, traffic
+from ..graph.facts import DTYPE_NAMES, is_view, tensor, traffic, val
 from ..graph.opview import key_of
 from ..spec.target import Target
 from .cost import Work, linear_flops, predict_us, serial_us
@@ -22,6 +22,9 @@ class Forecast:
     def __init__(self, target: Target | None) -> None:
         self.target = target
         self.works: dict[Node, Work] = {}
+        self.like: dict[
+            Any, tuple[Work, Any]
+        ] = {}  # by op and fake values, which equal layers share
         self.times: dict[Any, tuple[float | None, float | None]] = {}
 
     def of(self, nodes: Iterable[Node]) -> list[Work]:
@@ -30,10 +33,18 @@ class Forecast:
         found = []
         for node in nodes:
             if node.op == "call_function" and not is_view(node):
-                if node not in self.works:
-                    self.works[node] = work(node)
-                found.append(self.works[node])
+                known = self.works.get(node)
+                if known is None:
+                    known = self.works[node] = self._work(node)
+                found.append(known)
         return found
+
+    def _work(self, node: Node) -> Work:
+        values = (val(node), *map(val, node.all_input_nodes))
+        key = node.target, tuple(map(id, values))
+        if key not in self.like:
+            self.like[key] = work(node), values  # kept, so that no other value gets its id
+        return self.like[key][0]
 
     def predict(self, site: Site, before: Sequence[Work], kernels: int) -> None:
         """Fill in the two times of a site: an op a kernel, and the same arithmetic with the bytes and kernels of
