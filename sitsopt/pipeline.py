@@ -17,9 +17,11 @@ from .graph.pause import collection_paused
 from .rewrite.engine import Applied, Settings, rewrite
 from .rewrite.record import Effective, GraphRecord
 from .rewrite.view import GraphView
+from .rewrite.wanted import WantedWeights, swap
 from .runtime.lower import Compiled, Lowering, choose_kernels, compile_graph, finish, with_arguments
 from .runtime.strides import keep_strides
 from .runtime.triton.choose import NO_TEXT
+from .runtime.weights import note_errors
 from .runtime.writes import Sharing, rough_writes
 from .spec.rule import Rule
 from .spec.target import Target
@@ -41,6 +43,7 @@ class Plan:
     misses: bool = False
     allow: Callable[[str], bool] = lambda site: True
     target: Target | None = None  # to predict times for
+    weights: WantedWeights | None = None
 
 
 def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord) -> Compiled:
@@ -86,6 +89,7 @@ def _compiled(
     if plan.strict and (missing := without_text(record, plan)):
         raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))
     finished = finish(captured, lowering)
+    note_errors(applied, finished.hoisted)
     record.repeated = finished.repeated
     tell(record.name, "compile", _what_to_compile(record))
     compiled = compile_graph(finished.gm, finished.values, lowering)
@@ -121,7 +125,12 @@ def capture_and_rewrite(
         tell(record.name, "rewrite", counted(record.nodes_before, "op"))
         settings = Settings(record.grad, plan.facts, plan.allow, plan.misses, plan.target)
         view = GraphView(captured.gm, captured.params, captured.written)
-        applied = rewrite(view, plan.rules, settings, record)
+        swaps = [r for r in plan.rules if r.stage == "weights"]
+        rules = [r for r in plan.rules if r.stage != "weights"]
+        applied = rewrite(view, rules, settings, record)
+        if plan.weights is not None:
+            choose = plan.weights.choose(captured)
+            applied = swap(view, choose, swaps, applied, settings, record)
     record.rewrite_ms = (time.perf_counter() - start) * 1e3
     return captured, applied, view
 
@@ -182,6 +191,13 @@ def without_text(record: GraphRecord, plan: Plan) -> list[Effective]:
 
 def fallback_effects(record: GraphRecord) -> list[Effective]:
     """A graph that was not rewritten, as a line under `effective`."""
+    left = [
+        Effective(f"weights: {module}", "as it is", why)
+        for module, why in record.left_weights.items()
+    ]
     if not record.fallback:
-        return []
-    return [Effective(f"rewrite graph {record.name}", "Inductor's own code", record.fallback)]
+        return left
+    return [
+        *left,
+        Effective(f"rewrite graph {record.name}", "Inductor's own code", record.fallback),
+    ]

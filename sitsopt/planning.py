@@ -15,6 +15,7 @@ from .options import Options
 from .pipeline import LoweringError, Plan
 from .rewrite.order import ordered
 from .rewrite.record import Effective, GraphRecord, Miss, Record
+from .rewrite.wanted import wanted_weights
 from .runtime.lower import Lowering
 from .runtime.machine import detect_target
 from .session import Session, weak
@@ -25,7 +26,6 @@ from .spec.target import Target, load_target
 
 # Settings whose part of sitsopt acts outside a single graph, or is not built yet: said plainly under `effective`.
 NOT_YET = {
-    "weights": "weight swaps are not built yet: weights stay as they are",
     "kv_cache": "quantized caches are not built yet: the model's own cache is used",
     "speculate": "speculative decoding is not built yet: tokens are decoded one by one",
     "regions": "regions are not built yet: every op runs on its own",
@@ -55,6 +55,7 @@ def make_session(
         chosen, facts_of(target), Lowering(options.lowering, inductor=inductor_options(options, mode)),
         options.strict, options.explain, options.allows(), target,
     )  # fmt: skip
+    plan.weights = wanted_weights(owner, weak(owner), recipe, record.effective)
     missing = unbuilt(recipe)
     if options.strict and missing:
         raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))

@@ -31,7 +31,19 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 ISAS = {
     isa.name: isa
     for isa in (
-        Isa("avx512_bf16", 16, (*_AVX512, "avx512_bf16"), ("-march=x86-64-v4", "-mavx512bf16")),
+        Isa(
+            "avx512_vbmi",
+            16,
+            (*_AVX512, "avx512_vnni", "avx512_bf16", "avx512vbmi"),
+            ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mavx512vbmi"),
+        ),
+        Isa(
+            "avx512_bf16",
+            16,
+            (*_AVX512, "avx512_vnni", "avx512_bf16"),
+            ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+        ),
+        Isa("avx512_vnni", 16, (*_AVX512, "avx512_vnni"), ("-march=x86-64-v4", "-mavx512vnni")),
         Isa("avx512", 16, _AVX512, ("-march=x86-64-v4",)),
         Isa("avx2", 8, _AVX2, ("-march=x86-64-v3",)),
         Isa("generic", 4),
@@ -80,4 +92,32 @@ class Linear:
         return f"sits_linear_{self.dtype}"
 
 
-Kernel = Attention | Linear
+SCHEMES = ("int8", "int4", "fp8")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Few rows of activations times quantized weights, laid out as `sitsopt.graph.packed` says.
+
+    scheme: int8, int4 or fp8 (e4m3). group: k's that share a scale, 0 for one scale a row. low: a lowest value
+    beside each scale. inputs: `int8` to take activations as 8-bit integers, a scale for every 64 at most; empty
+    to take them as they are, or where integers multiply faster, as 15-bit ones.
+    """
+
+    isa: str
+    dtype: str
+    scheme: str
+    group: int = 0
+    low: bool = False
+    inputs: str = ""
+
+    family = "packed"
+
+    @property
+    def symbol(self) -> str:
+        """The C function that multiplies; the text exports `..._gated`, `..._probe` and `..._unpack` beside it."""
+        parts = ["sits_packed", self.dtype, self.scheme] + [str(self.group)] * bool(self.group)
+        return "_".join(parts + ["low"] * self.low + [f"x_{self.inputs}"] * bool(self.inputs))
+
+
+Kernel = Attention | Linear | Packed

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from . import packed
+
 LIB = torch.library.Library("sits", "DEF")
 REFERENCES: dict[str, object] = {}
 
@@ -152,6 +154,36 @@ def softcap(x, cap):  # type: ignore[no-untyped-def]
 def linears(x, weights, biases):  # type: ignore[no-untyped-def]
     """Several linears of one input, the weights read where they lie. weights[i]: [N_i, K]."""
     return [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+
+
+@op("pack(Tensor weight, str scheme, int group, bool low, str per) -> Tensor")
+def pack(weight, scheme, group, low, per):  # type: ignore[no-untyped-def]
+    """A weight [N, K] rounded and laid out as `packed.pack` does: uint8 [ceil(N / 16), bytes of 16 rows]."""
+    return packed.pack(weight, scheme, group, low, per)
+
+
+@op(
+    "packed_linears(Tensor x, Tensor[] weights, Tensor?[] biases, int[] rows, str scheme, int group, bool low,"
+    " str inputs) -> Tensor[]"
+)
+def packed_linears(x, weights, biases, rows, scheme, group, low, inputs):  # type: ignore[no-untyped-def]
+    """Several linears of one input [*, K] over packed weights of rows[i] rows each.
+
+    inputs: empty, or `int8` to round activations to 8-bit integers too, a scale for each 64 (or fewer, that
+    share a group) of them.
+    """
+    layout = packed.Layout(scheme, group, low)
+    if inputs:
+        x = packed.round_inputs(x, layout)
+    plain = (packed.unpack(w, n, x.shape[-1], layout) for w, n in zip(weights, rows, strict=True))
+    return [F.linear(x, w.to(x.dtype), b) for w, b in zip(plain, biases, strict=True)]
+
+
+@op("stored(Tensor weight, str scheme, int group, bool low, str per, str inputs) -> Tensor")
+def stored(weight, scheme, group, low, per, inputs):  # type: ignore[no-untyped-def]
+    """A weight as the recipe wants it kept: rounded, and a plain weight again. Rules of the stage `weights` swap the
+    linear that reads it for one over the packed weight; where none fits, the weight stays what it was."""
+    return packed.nearest(weight, scheme, group, low, per)
 
 
 ACTIVATIONS = {

@@ -32,6 +32,7 @@ class Site:
     lowered: str = "inductor"
     lowered_why: str = ""
     measured_us: dict[str, float] = field(default_factory=dict)
+    weight_error: float | None = None  # of a packed weight, relative (root of the squares' sums)
     binding: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -99,8 +100,13 @@ class GraphRecord:
     )  # module paths of layers that share their code
     repeat_failed: str = ""  # why equal layers were compiled one by one after all
 
+    left_weights: dict[str, str] = field(
+        default_factory=dict
+    )  # modules the recipe names, and why not
+
     def forget_rewrites(self) -> None:
         """Before the graph is rewritten once more."""
+        self.left_weights = {}
         self.sites, self.misses, self.tried, self.stages = [], [], {}, []
 
     def as_dict(self) -> dict[str, Any]:

@@ -71,6 +71,15 @@ def _linears(node: Node, ask: Ask) -> Found:
     )
 
 
+def _packed(node: Node, ask: Ask) -> Found:
+    x = tensor(node.args[0])
+    if x is None:
+        return None, "its input is no tensor"
+    scheme, group, low, inputs = node.args[4:]
+    facts = {"scheme": scheme, "group": group, "low": low, "inputs": inputs}
+    return ask("packed_linears", x, facts, "packed weights are read once, in one parallel region")
+
+
 def _ask(name: str, x: torch.Tensor, facts: dict[str, Any], note: str) -> Found:
     found = kernels.lookup(name, dtype=x.dtype, device=x.device, **facts)
     if found is not None:
@@ -78,4 +87,8 @@ def _ask(name: str, x: torch.Tensor, facts: dict[str, Any], note: str) -> Found:
     return None, kernels.why_not(name, dtype=x.dtype, device=x.device, **facts)
 
 
-_FACTS: dict[str, Callable[[Node, Ask], Found]] = {"attention": _attention, "linears": _linears}
+_FACTS: dict[str, Callable[[Node, Ask], Found]] = {
+    "attention": _attention,
+    "linears": _linears,
+    "packed_linears": _packed,
+}

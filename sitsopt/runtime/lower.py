@@ -19,7 +19,7 @@ from ..rewrite.engine import Applied
 from .choose import kernel_for
 from .patterns import inductor_patches
 from .triton.choose import interpreted
-from .weights import Hoisted, hoist
+from .weights import Hoisted, Watch, hoist
 from .writes import Behind, written_behind
 
 aten = torch.ops.aten
@@ -55,6 +55,8 @@ def choose_kernels(
     default = "inductor" if lowering.compiles else "eager"
     for node in captured.gm.graph.nodes:
         if node.op != "call_function" or getattr(node.target, "namespace", "") != "sits":
+            continue
+        if "sits_fold" in node.meta:  # computed once, by its reference
             continue
         if lowering.how == "eager":
             chosen[node] = ("eager", "lowering: eager")
@@ -105,11 +107,11 @@ class Finished:
     repeated: list[list[str]] = field(
         default_factory=list
     )  # module paths of layers that share their code
+    watch: Watch = field(default_factory=Watch)
 
     def fold(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The folded values for Dynamo's arguments as they are now."""
-        everything = (*self.attached, *args)
-        return [h.folded.value([everything[i] for i in h.sources]) for h in self.hoisted]
+        return self.watch.values(self.hoisted, (*self.attached, *args) if self.attached else args)
 
 
 def finish(captured: Captured, lowering: Lowering) -> Finished:

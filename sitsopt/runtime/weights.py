@@ -7,6 +7,7 @@ tensor, another version, another address, or other contents (a write through `.d
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 import weakref
@@ -18,6 +19,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..graph.capture import Captured
+from ..graph.packed import error_of
+from ..rewrite.engine import Applied
 
 Stamp = tuple[int, int, int]
 
@@ -51,6 +54,48 @@ class Folded:
             return self.result
 
 
+@dataclass
+class Watch:
+    """The folded values of one graph, and what its parameters looked like when they were right.
+
+    Packed weights come from most of a model's bytes, so before a call these are not read again in full: their
+    versions, addresses and a few words of each are (`sits_cpp::stamp`, some 0.1 us a parameter).
+    """
+
+    seen: int | None = None
+    kept: list[torch.Tensor] = field(default_factory=list)
+
+    def values(self, hoisted: list[Hoisted], args: Sequence[Any]) -> list[torch.Tensor]:
+        """One value for each of `hoisted`, for the arguments as they are now."""
+        packed = [h.packed for h in hoisted]
+        now = None
+        if any(packed):
+            sources = [args[i] for h in hoisted if h.packed for i in h.sources]
+            now = glance(sources)
+        if all(packed) and now is not None and now == self.seen:
+            return self.kept
+        quick = now is not None and now == self.seen
+        values = [
+            self.kept[at] if quick and h.packed else h.folded.value([args[i] for i in h.sources])
+            for at, h in enumerate(hoisted)
+        ]
+        self.kept, self.seen = values, now
+        return values
+
+
+def glance(tensors: list[torch.Tensor]) -> int | None:
+    """Version, address and some words of each tensor, as one number; None where there are no kernels."""
+    found = _glance_op()
+    return None if found is None else found(tensors)
+
+
+@functools.cache
+def _glance_op() -> Any:
+    from . import kernels
+
+    return torch.ops.sits_cpp.stamp.default if kernels.availability()[0] else None
+
+
 def stamp(tensor: torch.Tensor) -> Stamp:
     """Version, address and a checksum of the contents: one read of the tensor, in rows, so that moved rows show.
 
@@ -77,6 +122,8 @@ class Hoisted:
     folded: Folded
     sources: list[int]  # indices into Captured.placeholders
     placeholder: Node
+    root: Node  # what the value was in the graph
+    packed: bool  # from a whole weight, which is not read in full before every call
 
 
 def hoist(captured: Captured) -> list[Hoisted]:
@@ -86,14 +133,24 @@ def hoist(captured: Captured) -> list[Hoisted]:
     for root in _roots(captured, index):
         nodes, sources = _cone(root, index)
         module = _extract(root, nodes, sources)
+        packed = root.target is torch.ops.sits.pack.default
         folded = _shared(module, [captured.inputs[index[s]] for s in sources])
         with captured.gm.graph.inserting_before(_first_call(captured.gm.graph)):
             place = captured.gm.graph.placeholder(f"folded_{root.name}")
         place.meta.update(root.meta)
         root.replace_all_uses_with(place)
-        hoisted.append(Hoisted(folded, [index[s] for s in sources], place))
+        hoisted.append(Hoisted(folded, [index[s] for s in sources], place, root, packed))
     captured.gm.graph.eliminate_dead_code()
     return hoisted
+
+
+def note_errors(applied: Sequence[Applied], hoisted: Sequence[Hoisted]) -> None:
+    """At each site whose weight was packed, how far the packed weight is from the original."""
+    results = {h.root: h.folded.result for h in hoisted}
+    for item in applied:
+        found = (results.get(n) for n in (item.edit.made if item.edit else ()))
+        errors = [error_of(t) for t in found if t is not None]
+        item.site.weight_error = next((e for e in errors if e is not None), None)
 
 
 def _roots(captured: Captured, index: dict[Node, int]) -> list[Node]:

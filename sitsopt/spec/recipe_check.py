@@ -70,6 +70,10 @@ def _weight(recipe: Recipe, weight: Weight, index: int) -> Iterator[SpecError]:
             )
     if weight.per is not None and weight.scheme != "fp8":
         yield error("per", "`per` is a setting of fp8", expected="scheme: fp8")
+    if weight.group is not None and weight.scheme == "fp8":
+        yield error("group", "fp8 has no groups of its own", expected="per: tensor, row or block")
+    elif weight.group is not None and weight.group % 8:
+        yield error("group", f"groups of {weight.group}", expected="a multiple of 8")
     if weight.scheme == "fp8" and weight.zero_point:
         yield error("zero_point", "fp8 has no zero point", expected="int8 or int4")
 

@@ -36,6 +36,10 @@ class Weight(Spec):
     zero_point: bool = Field(
         default=False, description="int4, int8: a zero point beside the scale."
     )
+    activations: Literal["int8"] | None = Field(
+        default=None,
+        description="Round a layer's inputs to 8-bit integers too, a scale for every 64 or fewer of them.",
+    )
     rounds: Annotated[int, Field(ge=1, le=100)] | None = Field(
         default=None, description="Rounds of calibration; without it the nearest value is taken."
     )

@@ -8,16 +8,19 @@ import sys
 import pytest
 
 from sitsopt.emit.cpp import kernel_text, ops_text
-from sitsopt.emit.kernel import ISAS, Attention, Linear, best_isa
+from sitsopt.emit.kernel import ISAS, Attention, Linear, Packed, best_isa
 
 FLAGS_OF_A_ZEN_4 = {
     "avx2", "fma", "f16c", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16",
+    "avx512_vnni", "avx512vbmi",
 }  # fmt: skip
 
 
 def test_the_best_instruction_set_is_the_widest_that_fits():
-    assert best_isa(FLAGS_OF_A_ZEN_4).name == "avx512_bf16"
-    assert best_isa(FLAGS_OF_A_ZEN_4 - {"avx512_bf16"}).name == "avx512"
+    assert best_isa(FLAGS_OF_A_ZEN_4).name == "avx512_vbmi"
+    assert best_isa(FLAGS_OF_A_ZEN_4 - {"avx512vbmi"}).name == "avx512_bf16"
+    assert best_isa(FLAGS_OF_A_ZEN_4 - {"avx512_bf16"}).name == "avx512_vnni"
+    assert best_isa(FLAGS_OF_A_ZEN_4 - {"avx512_bf16", "avx512_vnni"}).name == "avx512"
     assert best_isa(FLAGS_OF_A_ZEN_4 - {"avx512dq"}).name == "avx2"
     assert best_isa(FLAGS_OF_A_ZEN_4 - {"f16c"}).name == "generic"
     assert best_isa([]).name == "generic"
@@ -30,6 +33,8 @@ def test_descriptions_are_keys():
     )
     assert one.symbol == "sits_attention_bf16_64_64" and one.family == "attention"
     assert Linear("generic", "f16").symbol == "sits_linear_f16"
+    assert Packed("avx2", "bf16", "int4", 64, True).symbol == "sits_packed_bf16_int4_64_low"
+    assert Packed("avx2", "f32", "int8", inputs="int8").symbol == "sits_packed_f32_int8_x_int8"
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -43,6 +48,14 @@ def test_text_holds_the_description(isa, dtype):
         and text.count('extern "C" int SYMBOL') == 1
     )
     assert f"#define PROBE_SYMBOL sits_linear_{dtype}_probe" in kernel_text(Linear(isa, dtype))
+
+
+@pytest.mark.parametrize(
+    "group, step", [(0, 64), (8, 8), (24, 24), (64, 64), (80, 40), (96, 48), (128, 64)]
+)
+def test_a_step_divides_its_group(group, step):
+    text = kernel_text(Packed("avx512_vbmi", "bf16", "int4", group, True))
+    assert f"#define STEP {step}\n" in text and f"#define GROUP {group or 64}\n" in text
 
 
 def test_kernels_see_no_header_of_torch():

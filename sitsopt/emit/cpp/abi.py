@@ -33,4 +33,6 @@ struct SitsLinear {
     int32_t threads, act;
 };
 typedef int (*SitsLinearFn)(const SitsLinear*);
+typedef int (*SitsUnpackFn)(const uint8_t* packed, int64_t unit_bytes, int64_t n, int64_t k, void* out,
+                            int64_t ldo, int32_t threads);
 """

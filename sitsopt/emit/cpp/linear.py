@@ -10,12 +10,15 @@ from __future__ import annotations
 from ..kernel import Linear
 from .linear_dot import DOT_TEXT
 
-_RUN = r"""
+RUN_TEXT = r"""
 static void write_unit(const SitsLinear* a, const SitsWeight& weight, int64_t from, float (*sums)[UNIT]) {
     int64_t n = weight.n - from < UNIT ? weight.n - from : UNIT;
     for (int64_t m = 0; m < a->m; m++) {
         elem* out = (elem*)weight.out + m * weight.ldo + from;
-        for (int64_t i = 0; i < n; i++) out[i] = narrow(sums[m][i]);
+        elem rounded[UNIT];
+        for (int i = 0; i < UNIT; i++) rounded[i] = narrow(sums[m][i]);
+        if (n == UNIT) memcpy(out, rounded, sizeof(rounded));
+        else memcpy(out, rounded, n * sizeof(elem));
     }
 }
 
@@ -58,7 +61,7 @@ static thread_local float* x_room;
 static thread_local int64_t x_have;
 
 static int spread(const SitsLinear* a, int64_t units, int64_t bytes, RangeFn run) {
-    int64_t want = a->m * x_stride(a->k);
+    int64_t want = a->m * x_stride(a->k) + UNIT;
     if (want > x_have) {
         free(x_room);
         x_room = (float*)aligned_alloc(64, (want * 4 + 63) / 64 * 64);
@@ -122,4 +125,4 @@ def text(kernel: Linear) -> str:
         f"#define PROBE_SYMBOL {kernel.symbol}_probe\n"
         "#define SHARE 32768  // bytes of weights below which another thread does not pay\n"
     )
-    return head + DOT_TEXT + _RUN
+    return head + DOT_TEXT + RUN_TEXT

@@ -9,10 +9,12 @@ from __future__ import annotations
 from . import abi
 from .ops_attention import ATTENTION_OPS
 from .ops_linear import LINEAR_OPS
+from .ops_packed import PACKED_OPS
 
 _HEAD = r"""
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_safe_softmax.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/arange.h>
@@ -65,6 +67,11 @@ TORCH_LIBRARY_FRAGMENT(sits_cpp, m) {
         {at::Tag::pt2_compliant_tag});
     m.def("linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]",
           {at::Tag::pt2_compliant_tag});
+    m.def("stamp(Tensor[] tensors) -> int");
+    m.def(
+        "packed_linears(Tensor x, Tensor[] weights, Tensor?[] biases, int[] rows, str scheme, int group,"
+        " bool low, str inputs) -> Tensor[]",
+        {at::Tag::pt2_compliant_tag});
     m.def(
         "gated(Tensor x, Tensor gate, Tensor up, Tensor? gate_bias, Tensor? up_bias, str act) -> Tensor",
         {at::Tag::pt2_compliant_tag});
@@ -73,6 +80,8 @@ TORCH_LIBRARY_IMPL(sits_cpp, CPU, m) {
     m.impl("attention", TORCH_FN(attention));
     m.impl("linears", TORCH_FN(linears));
     m.impl("gated", TORCH_FN(gated));
+    m.impl("stamp", TORCH_FN(stamp));
+    m.impl("packed_linears", TORCH_FN(packed_linears));
 }
 """
 
@@ -80,5 +89,14 @@ TORCH_LIBRARY_IMPL(sits_cpp, CPU, m) {
 def ops_text() -> str:
     """The registration unit: schemas, dispatch, fallbacks. Needs torch's headers and libraries."""
     return "\n".join(
-        [_HEAD, abi.ATTENTION, abi.LINEAR, _COMMON, ATTENTION_OPS, LINEAR_OPS, _REGISTER]
+        [
+            _HEAD,
+            abi.ATTENTION,
+            abi.LINEAR,
+            _COMMON,
+            ATTENTION_OPS,
+            LINEAR_OPS,
+            PACKED_OPS,
+            _REGISTER,
+        ]
     )

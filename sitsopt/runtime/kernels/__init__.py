@@ -4,7 +4,7 @@
     if op is None:
         reason = why_not("attention", dtype=torch.bfloat16, head_dim=64, q_rows=1)
 
-The ops are `torch.ops.sits_cpp.attention`, `.linears` and `.gated`. Each takes any tensors its schema
+The ops are `torch.ops.sits_cpp.attention`, `.linears`, `.gated` and `.packed_linears`. Each takes any tensors its schema
 allows: where no kernel fits it calls ATen, so a wrong guess costs time and never a result. They have no
 derivatives: for inference only.
 """
@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
+from ...emit.kernel import SCHEMES
 from . import load
 from .toolchain import BuildError, machine_isa
 
 __all__ = ["availability", "lookup", "refusal", "why_not"]
 
-OPS = ("attention", "linears", "gated")
+OPS = ("attention", "linears", "gated", "packed_linears")
 HEAD_DIMS = range(1, 513)
 LINEAR_ROWS = 16
 
@@ -37,7 +38,8 @@ def availability() -> tuple[bool, str]:
 def lookup(op: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", **facts: Any) -> Any:
     """The overload to call for these facts, or None; `why_not` with the same arguments says why.
 
-    attention: head_dim, value_dim (head_dim unless given), q_rows (T). linears, gated: rows (of x). The ops
+    attention: head_dim, value_dim (head_dim unless given), q_rows (T). linears, gated: rows (of x).
+    packed_linears: scheme, group, low, inputs, as `sits::packed_linears` has them. The ops
     serve any number of rows; with q_rows or rows given, the answer is whether a kernel of ours would run.
     """
     return None if _attempt(op, dtype, device, facts) else getattr(torch.ops.sits_cpp, op).default
@@ -60,9 +62,17 @@ def _attempt(op: str, dtype: torch.dtype, device: str | torch.device, facts: dic
     if reason:
         return reason
     try:
-        load.kernel(load.describe(op, dtype, facts.get("head_dim", 0), facts.get("value_dim")))
+        load.kernel(load.describe(op, dtype, **facts))
     except BuildError as error:
         return str(error)
+    return ""
+
+
+def _packed_refusal(facts: dict[str, Any]) -> str:
+    if facts.get("scheme") not in SCHEMES:
+        return f"packed_linears needs a scheme: {', '.join(SCHEMES)}"
+    if facts.get("group", 0) % 8:
+        return f"groups of {facts['group']} are no multiple of 8"
     return ""
 
 
@@ -81,6 +91,8 @@ def refusal(op: str, dtype: torch.dtype, device: str | torch.device, facts: dict
         if facts.get("head_dim") is None:
             return "attention needs head_dim"
         rows, most = facts.get("q_rows"), load.most_query_rows(load.DTYPE_NAMES[dtype])
+    elif op == "packed_linears":
+        return _packed_refusal(facts)
     else:
         rows, most = facts.get("rows"), LINEAR_ROWS
     if rows is not None and rows > most:

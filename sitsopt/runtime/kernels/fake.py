@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...graph import ops as _reference_ops  # noqa: F401  what no kernel takes is theirs
+
 
 def attention(
     q: Tensor,
@@ -28,6 +30,20 @@ def linears(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> li
     return [x.new_empty((*x.shape[:-1], w.shape[0])) for w in weights]
 
 
+def packed_linears(
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    rows: list[int],
+    scheme: str,
+    group: int,
+    low: bool,
+    inputs: str,
+) -> list[Tensor]:
+    """[*, rows_i] a weight, contiguous."""
+    return [x.new_empty((*x.shape[:-1], n)) for n in rows]
+
+
 def gated(
     x: Tensor,
     gate: Tensor,
@@ -42,5 +58,5 @@ def gated(
 
 def register() -> None:
     """Attaches them to the loaded ops."""
-    for fn in (attention, linears, gated):
+    for fn in (attention, linears, packed_linears, gated):
         torch.library.register_fake(f"sits_cpp::{fn.__name__}", fn)

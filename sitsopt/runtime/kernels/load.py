@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from ...emit.cpp import kernel_text, ops_text
-from ...emit.kernel import ISAS, Attention, Kernel, Linear
+from ...emit.kernel import ISAS, Attention, Kernel, Linear, Packed
 from .build import Built, build
 from .toolchain import BuildError, cpu_flags, kernel_flags, machine_isa, torch_flags
 
@@ -66,6 +67,10 @@ def _load_ops() -> ctypes.CDLL:
     fake.register()
     library = ctypes.CDLL(str(made.path))
     library.sits_tiles_read.restype = ctypes.c_int64
+    library.sits_set_packed.argtypes = [
+        ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]  # fmt: skip
     library.sits_set_most_rows.argtypes = [ctypes.c_int, ctypes.c_int64]
     for dtype, index in _DTYPE_INDEX.items():
         library.sits_set_most_rows(index, most_query_rows(dtype))
@@ -115,15 +120,21 @@ def _connect(library: ctypes.CDLL, wanted: Kernel, made: ctypes.CDLL) -> None:
     if isinstance(wanted, Attention):
         if library.sits_set_attention(dtype, wanted.head_dim, wanted.value_dim, main):
             raise BuildError("too many attention kernels in one process")
+    elif isinstance(wanted, Packed):
+        args = (dtype, wanted.scheme.encode(), wanted.group, wanted.low, bool(wanted.inputs))
+        if library.sits_set_packed(*args, main, _address(made, f"{wanted.symbol}_unpack")):
+            raise BuildError("too many kernels for quantized weights in one process")
     else:
         library.sits_set_linear(dtype, main, _address(made, f"{wanted.symbol}_gated"))
 
 
-def describe(
-    op: str, dtype: torch.dtype, head_dim: int = 0, value_dim: int | None = None
-) -> Kernel:
+def describe(op: str, dtype: torch.dtype, **facts: Any) -> Kernel:
     """The description of the kernel that `op` needs on this machine."""
     isa = machine_isa().name
     if op == "attention":
-        return Attention(isa, DTYPE_NAMES[dtype], head_dim, value_dim or head_dim)
+        head = facts.get("head_dim") or 0
+        return Attention(isa, DTYPE_NAMES[dtype], head, facts.get("value_dim") or head)
+    if op == "packed_linears":
+        names = ("scheme", "group", "low", "inputs")
+        return Packed(isa, DTYPE_NAMES[dtype], **{n: facts[n] for n in names if n in facts})
     return Linear(isa, DTYPE_NAMES[dtype])
