@@ -11,8 +11,9 @@ from torch.fx import GraphModule
 from . import generate
 from .options import Options
 from .pipeline import LoweringError, Plan, fallback_effects, process, rewritten, without_text
-from .planning import ExpectationError, check_expectations, make_session
+from .planning import ExpectationError, check_expectations, check_once, make_session
 from .rewrite.record import GraphRecord
+from .runtime.product import Product
 from .session import Session, ends_the_call, find_or_make, owner_of
 from .spec.errors import SpecError
 
@@ -38,29 +39,31 @@ def sits(
         session = find_or_make(
             owner, parsed, mode, lambda: make_session(owner, parsed, mode, unknown)
         )
-        return compile_one(gm, inputs, session)
+        return compile_one(gm, inputs, session).call()
     except (SpecError, ExpectationError, LoweringError) as error:
         return raising(error)
 
 
-def compile_one(gm: GraphModule, inputs: Sequence[Any], session: Session) -> Compiled:
-    """Compile one graph under its model's session and check expectations when the call is complete."""
+def compile_one(
+    gm: GraphModule, inputs: Sequence[Any], session: Session, whole: bool = False
+) -> Product:
+    """Compile one graph under its model's session and check expectations when the call is complete: `whole` says
+    that this graph is all of it."""
     record = GraphRecord(name=f"graph{len(session.record.graphs)}")
     session.record.graphs.append(record)
     plan: Plan = session.plan
-    compiled = process(gm, inputs, plan, record)
+    product = process(gm, inputs, plan, record)
     session.record.effective.extend(fallback_effects(record) + without_text(record, plan))
-    if ends_the_call(gm) and not session.checked:
-        session.checked = True
+    if whole or ends_the_call(gm):
         try:
-            check_expectations(session)
+            check_once(session)
         except ExpectationError:
             if not plan.misses:  # once more, for the near misses that the message shows
                 again = GraphRecord(record.name)
                 rewritten(gm, inputs, replace(plan, misses=True), again)
                 record.misses, record.tried = again.misses, again.tried
             check_expectations(session)
-    return compiled
+    return product
 
 
 def raising(error: Exception) -> Compiled:

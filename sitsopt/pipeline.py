@@ -18,7 +18,8 @@ from .rewrite.engine import Applied, Settings, rewrite
 from .rewrite.record import Effective, GraphRecord
 from .rewrite.view import GraphView
 from .rewrite.wanted import WantedWeights, swap
-from .runtime.lower import Compiled, Lowering, choose_kernels, compile_graph, finish, with_arguments
+from .runtime.lower import Lowering, choose_kernels, compile_graph, finish
+from .runtime.product import Product
 from .runtime.strides import keep_strides
 from .runtime.triton.choose import NO_TEXT
 from .runtime.weights import note_errors
@@ -46,8 +47,8 @@ class Plan:
     weights: WantedWeights | None = None
 
 
-def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord) -> Compiled:
-    """One graph of Dynamo's, to a callable with its calling convention.
+def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord) -> Product:
+    """One graph of Dynamo's, compiled.
 
     Raises LoweringError under `strict`; otherwise whatever fails is undone, noted in the record, and Inductor gets
     the graph as it came.
@@ -79,7 +80,7 @@ def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRec
 
 def _compiled(
     gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord, repeat: bool
-) -> Compiled:
+) -> Product:
     captured, applied = rewritten(gm, inputs, plan, record)
     start = time.perf_counter()
     lowering = replace(plan.lowering, grad=record.grad, repeat=repeat)
@@ -95,8 +96,10 @@ def _compiled(
     compiled = compile_graph(finished.gm, finished.values, lowering)
     record.compile_ms = (time.perf_counter() - start) * 1e3
     tell(record.name, "ready", f"compiled in {record.compile_ms / 1e3:.1f} s")
-    called = with_arguments(compiled, finished, len(inputs))
-    return Sharing(inputs).guard(called, gm.forward) if captured.written else called
+    product = finished.product(compiled, len(inputs))
+    if captured.written:
+        product.sharing, product.otherwise = Sharing(inputs), gm.forward
+    return product
 
 
 def rewritten(
@@ -155,7 +158,7 @@ def records_gradients(gm: GraphModule, inputs: Sequence[Any]) -> bool:
 
 def _fall_back(
     gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord, reason: str
-) -> Compiled:
+) -> Product:
     record.fallback = reason
     tell(record.name, "fallback", reason)
     if plan.strict:
@@ -164,13 +167,14 @@ def _fall_back(
     if lowering.how != "eager" and rough_writes(gm):
         record.fallback += "; it runs without a compiler, as it writes to its inputs"
         lowering = Lowering("eager")
+    everything, compiled = list(range(len(inputs))), gm.forward
     try:
-        return compile_graph(gm, list(inputs), lowering)
+        compiled = compile_graph(gm, list(inputs), lowering)
     except torch._dynamo.exc.TorchDynamoException:
         raise
     except Exception as error:
         record.fallback += f"; it runs without a compiler: {type(error).__name__}: {error}"
-        return gm.forward
+    return Product(compiled, everything, len(inputs))
 
 
 def without_text(record: GraphRecord, plan: Plan) -> list[Effective]:

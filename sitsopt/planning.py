@@ -123,6 +123,13 @@ def fired(graphs: Iterable[GraphRecord]) -> Counter[str]:
     return Counter(rule for rule, _, _ in places)
 
 
+def check_once(session: Session) -> None:
+    """The same, at the first complete call only."""
+    if not session.checked:
+        session.checked = True
+        check_expectations(session)
+
+
 def check_expectations(session: Session) -> None:
     """Compare `expect` with what fired. Raises ExpectationError naming each rule, what was wanted, and the closest
     near misses."""

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sitsopt.runtime.bandwidth import cache_dir as root
+from sitsopt.runtime.cachedir import root
 
 
 def cache_dir(kind: str) -> Path:

@@ -89,6 +89,7 @@ class GraphRecord:
     compile_ms: float = 0.0
     grad: bool = False
     dynamic: bool = False
+    from_disk: bool = False  # compiled by an earlier process
     fallback: str = ""  # why the whole graph was handed over unchanged, if it was
     sites: list[Site] = field(default_factory=list)
     misses: list[Miss] = field(default_factory=list)

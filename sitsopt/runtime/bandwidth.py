@@ -18,6 +18,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from .cachedir import root
+
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 256 * 1024 * 1024
@@ -29,9 +31,9 @@ def read_bandwidth_gbs(cached: bool = True, measure: bool = True) -> float | Non
     """Read bandwidth in 10^9 bytes a second over all cores of this process, or None when it is unknown.
 
     A kept answer is used unless `cached` is false; without one the probe runs, unless `measure` is
-    false. Answers are kept a machine (host, processor, cores) in `cache_dir()`.
+    false. Answers are kept a machine (host, processor, cores) in the cache folder.
     """
-    file = cache_dir() / f"bandwidth-{_machine_key()}.json"
+    file = root() / f"bandwidth-{_machine_key()}.json"
     kept = _kept(file) if cached else None
     if kept is not None or not measure:
         return kept
@@ -43,15 +45,6 @@ def read_bandwidth_gbs(cached: bool = True, measure: bool = True) -> float | Non
     best = max(measured, _kept(file) or 0.0)  # other programs can only slow a probe down
     _keep(file, best)
     return best if cached else measured
-
-
-def cache_dir() -> Path:
-    """Where this project keeps files between runs: SITSOPT_CACHE, or the user's cache folder."""
-    named = os.environ.get("SITSOPT_CACHE")
-    if named:
-        return Path(named).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "sitsopt"
 
 
 def probe(buffer_bytes: int = BUFFER_BYTES, budget_s: float = BUDGET_S) -> float:

@@ -5,7 +5,6 @@ A `sits::` op without a kernel stays as it is: AOTAutograd traces its reference 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,12 +17,12 @@ from ..graph.repeat import outline
 from ..rewrite.engine import Applied
 from .choose import kernel_for
 from .patterns import inductor_patches
+from .product import Compiled, Product, fold
 from .triton.choose import interpreted
 from .weights import Hoisted, Watch, hoist
 from .writes import Behind, written_behind
 
 aten = torch.ops.aten
-Compiled = Callable[..., Any]
 
 
 @dataclass
@@ -109,9 +108,11 @@ class Finished:
     )  # module paths of layers that share their code
     watch: Watch = field(default_factory=Watch)
 
-    def fold(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        """The folded values for Dynamo's arguments as they are now."""
-        return self.watch.values(self.hoisted, (*self.attached, *args) if self.attached else args)
+    def product(self, compiled: Compiled, total: int) -> Product:
+        """What was compiled of it, for Dynamo's `total` arguments."""
+        return Product(
+            compiled, self.keep, total, self.hoisted, self.attached, self.behind, watch=self.watch
+        )
 
 
 def finish(captured: Captured, lowering: Lowering) -> Finished:
@@ -138,7 +139,7 @@ def finish(captured: Captured, lowering: Lowering) -> Finished:
     behind = Behind([captured.placeholders.index(p) for p in later])
     attached = captured.inputs[:offset]
     finished = Finished(captured.gm, keep, hoisted, values, attached, behind, repeated)
-    values.extend(finished.fold(captured.inputs[offset:]))
+    values.extend(fold(finished.watch, hoisted, attached, captured.inputs[offset:]))
     return finished
 
 
@@ -164,33 +165,3 @@ def compile_graph(gm: GraphModule, values: list[Any], lowering: Lowering) -> Com
     patches = {**inductor_patches(gm), **lowering.inductor}
     compiled: Any = compile_fx(gm, values, config_patches=patches or None)
     return compiled  # type: ignore[no-any-return]
-
-
-def with_arguments(compiled: Compiled, finished: Finished, total: int) -> Compiled:
-    """A callable with Dynamo's convention (all arguments) around one that takes only those it needs."""
-    called = _selecting(compiled, finished, total)
-    count = len(finished.behind.places)
-    if not count:
-        return called
-
-    def call(*args: Any) -> Any:
-        results = called(*args)
-        finished.behind.write((*finished.attached, *args), results[-count:])
-        return results[:-count]
-
-    return call
-
-
-def _selecting(compiled: Compiled, finished: Finished, total: int) -> Compiled:
-    keep = finished.keep
-    if finished.hoisted:
-        return lambda *args: compiled(*[args[i] for i in keep], *finished.fold(args))
-    if keep == list(range(total)):
-        return compiled
-    if len(keep) == 0:
-        return lambda *args: compiled()
-    if len(keep) == 1:
-        only = keep[0]
-        return lambda *args: compiled(args[only])
-    pick = operator.itemgetter(*keep)
-    return lambda *args: compiled(*pick(args))

@@ -121,8 +121,8 @@ class Hoisted:
 
     folded: Folded
     sources: list[int]  # indices into Captured.placeholders
-    placeholder: Node
-    root: Node  # what the value was in the graph
+    placeholder: Node | None
+    root: Node | None  # what the value was in the graph
     packed: bool  # from a whole weight, which is not read in full before every call
 
 
@@ -151,6 +151,24 @@ def note_errors(applied: Sequence[Applied], hoisted: Sequence[Hoisted]) -> None:
         found = (results.get(n) for n in (item.edit.made if item.edit else ()))
         errors = [error_of(t) for t in found if t is not None]
         item.site.weight_error = next((e for e in errors if e is not None), None)
+
+
+def written(hoisted: Hoisted) -> tuple[GraphModule, list[int], bool]:
+    """What another process needs to fold the same value: how to compute it, from which arguments, whether packed."""
+    module: GraphModule = getattr(hoisted.folded.compute, "__self__")  # noqa: B009  a bound forward
+    return module, hoisted.sources, hoisted.packed
+
+
+def revived(module: GraphModule, sources: list[int], packed: bool) -> Hoisted:
+    """The reverse of `written`; `share` it once its arguments are known."""
+    return Hoisted(Folded(module.forward), sources, None, None, packed)
+
+
+def share(hoisted: Sequence[Hoisted], args: Sequence[Any]) -> None:
+    """Let revived values be those that other graphs of this process fold from the same parameters."""
+    for each in hoisted:
+        module, sources, _ = written(each)
+        each.folded = _shared(module, [args[i] for i in sources])
 
 
 def _roots(captured: Captured, index: dict[Node, int]) -> list[Node]:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from ..cachedir import root
 from .toolchain import BuildError, cpu_flags, find_compiler
 
 try:
@@ -42,12 +43,8 @@ class Built:
 
 
 def cache_dir() -> Path:
-    """SITSOPT_CACHE, else ~/.cache/sitsopt/kernels (XDG_CACHE_HOME is honoured)."""
-    asked = os.environ.get("SITSOPT_CACHE")
-    if asked:
-        return Path(asked).expanduser() / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sitsopt" / "kernels"
+    """The part of the cache folder for kernels."""
+    return root() / "kernels"
 
 
 def build(name: str, text: str, flags: list[str], link: list[str]) -> Built:

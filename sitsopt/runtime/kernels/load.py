@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from dataclasses import dataclass, field
@@ -42,6 +43,22 @@ _lock = threading.RLock()
 def state() -> State:
     """The process's state, to look at."""
     return _state
+
+
+def loaded() -> list[Kernel] | None:
+    """The kernels of this process, for another one to load with `restore`; None if it has not even the ops."""
+    with _lock:
+        return None if _state.ops is None else list(_state.kernels)
+
+
+def restore(wanted: list[Kernel] | None) -> None:
+    """What `loaded` gave in another process. Raises BuildError if the ops are not to be had; a kernel that is not
+    leaves its op to ATen, as ever."""
+    if wanted is not None:
+        ops()
+        for each in wanted:
+            with contextlib.suppress(BuildError):
+                kernel(each)
 
 
 def ops() -> ctypes.CDLL:

@@ -1,0 +1,142 @@
+"""One compiled call: when it may be used, how it runs, and itself as bytes."""
+
+from __future__ import annotations
+
+import pickle
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..rewrite.record import Effective, GraphRecord
+from ..runtime.product import CannotDump, Product
+from .describe import program
+from .settings import files_digest
+from .trace import Code, Locals, Traced, load_guards
+from .watch import Watch
+
+MISSING = object()
+
+
+class Stale(RuntimeError):
+    """An entry that is whole and does not belong to this process; the text says what differs."""
+
+
+@dataclass
+class Entry:
+    """`guards` read the call's arguments and torch's state; `names` the functions and classes that the trace has
+    read, as expressions over L (locals) and G (globals); the watch does the rest."""
+
+    guards: Any
+    guards_state: bytes
+    code: Code
+    product: Product
+    run: Callable[..., Any]
+    scope: dict[str, Any]
+    names: list[str]
+    files: frozenset[str]
+    digest: str
+    record: GraphRecord
+    effective: list[Effective] = field(default_factory=list)
+    seen: list[Any] = field(default_factory=list)  # what the names meant
+    turn: int = -1
+    fits: bool = False
+
+    def usable(self, watch: Watch, found: Locals) -> bool:
+        """Whether this call may run it."""
+        if self.turn != watch.turn:
+            same = [a is b for a, b in zip(self._look(found), self.seen, strict=True)]
+            self.fits = self.digest == watch.digest and all(same)
+            self.turn = watch.turn
+        return self.fits and bool(self.guards.check(found))
+
+    def settle(self, watch: Watch, found: Locals) -> None:
+        """Note what the names mean now; call it while the entry is right."""
+        self.seen = self._look(found)
+        watch.also({m.__name__: m for m in self.code.modules().values()})
+        self.turn, self.fits = watch.turn, True
+
+    def _look(self, found: Locals) -> list[Any]:
+        return [_value(name, self.scope, found) for name in self.names]
+
+    def dump(self, found: Locals) -> bytes:
+        """The entry as bytes. Raises CannotDump."""
+        from torch._dynamo.package import SerializedCode
+
+        seen = self._look(found)
+        lost = [name for name, value in zip(self.names, seen, strict=True) if value is MISSING]
+        if lost:
+            raise CannotDump(f"what {lost[0]} means cannot be looked up")
+        if self.record.grad:
+            raise CannotDump("gradients are recorded")
+        try:
+            parts = {
+                "meaning": [*map(program, seen)],
+                "files": files_digest(sorted(self.files)),
+                "code": replace(self.code, code=SerializedCode.from_code_object(self.code.code)),
+                "product": self.product.dump(),
+            }
+        except OSError as error:
+            raise CannotDump(str(error)) from error
+        for name in ("guards_state", "names", "digest", "record", "effective"):
+            parts[name] = getattr(self, name)
+        parts["paths"] = sorted(self.files)
+        try:
+            return pickle.dumps(parts)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise CannotDump(f"{type(error).__name__}: {error}") from error
+
+
+def made(traced: Traced, product: Product, forward: types.FunctionType, **facts: Any) -> Entry:
+    """The entry for a call that was just captured and compiled."""
+    return Entry(
+        guards=traced.guards,
+        guards_state=traced.guards_state,
+        code=traced.code,
+        product=product,
+        run=traced.code.bind(forward, product.call()),
+        scope=traced.code.scope(forward),
+        names=traced.left_out,
+        files=traced.files,
+        **facts,
+    )
+
+
+def load(data: bytes, forward: types.FunctionType, found: Locals) -> Entry:
+    """An entry from bytes. Raises Stale, and anything that unpickling raises."""
+    from torch._dynamo.package import SerializedCode
+
+    parts = pickle.loads(data)
+    if files_digest(parts["paths"]) != parts["files"]:
+        raise Stale("the model's code has changed")
+    code: Code = replace(parts["code"], code=SerializedCode.to_code_object(parts["code"].code))
+    scope = code.scope(forward)
+    seen = [_value(name, scope, found) for name in parts["names"]]
+    for name, value, meant in zip(parts["names"], seen, parts["meaning"], strict=True):
+        if program(value) != meant:
+            raise Stale(f"{name} is another one now: {program(value)}, not {meant}")
+    product = Product.load(parts["product"])
+    return Entry(
+        guards=load_guards(parts["guards_state"], forward.__code__, scope),
+        guards_state=parts["guards_state"],
+        code=code,
+        product=product,
+        run=code.bind(forward, product.call()),
+        scope=scope,
+        names=parts["names"],
+        files=frozenset(map(str, map(Path, parts["paths"]))),
+        digest=parts["digest"],
+        record=parts["record"],
+        effective=parts["effective"],
+    )
+
+
+def _value(name: str, scope: dict[str, Any], found: Locals) -> Any:
+    """What a guarded name means; MISSING where it means nothing (any more)."""
+    from torch._dynamo.guards import _get_closure_vars
+
+    try:
+        return eval(name, {**_get_closure_vars(), **found, "L": found, "G": scope})
+    except Exception:
+        return MISSING
