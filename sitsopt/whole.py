@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from . import fixed_cache
+from .backend import sits
+from .dispatch.dispatcher import Dispatcher
 from .options import Options
 from .planning import make_session
 from .rewrite.record import Effective
@@ -16,6 +19,19 @@ from .session import find_or_make
 
 M = TypeVar("M", bound=nn.Module)
 OPTIONS = {f.name for f in fields(Options)} - {"recipe"}
+
+
+def compiled_call(
+    model: nn.Module, options: Mapping[str, Any], dynamic: bool | None = None
+) -> Dispatcher:
+    """The compiled call of `model` under the backend's options, beside the model: nothing in it changes.
+
+    Raises SpecError at once; at the first call what `optimize` raises there.
+    """
+    parsed = Options.parse(options)
+    session = find_or_make(model, parsed, None, lambda: make_session(model, parsed))
+    ordinary = torch.compile(model, backend=sits, dynamic=dynamic, options=dict(options))
+    return Dispatcher(model, session, ordinary, dynamic)
 
 
 def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
@@ -40,6 +56,8 @@ def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
     parsed = Options.parse(given)
     session = find_or_make(model, parsed, None, lambda: make_session(model, parsed))
     model.compile(backend="sits", options=given)
+    ordinary: Any = model._compiled_call_impl
+    model._compiled_call_impl = Dispatcher(model, session, ordinary)
     generates = hasattr(model, "generation_config") and hasattr(model, "generate")
     if generates and fixed_cache.install(model):
         why = "its shapes do not change from token to token"

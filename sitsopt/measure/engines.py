@@ -18,6 +18,7 @@ import torch
 from sitsopt.measure.decode import Decoder, Run, slides
 from sitsopt.measure.errors import InputError
 from sitsopt.measure.models import Loaded
+from sitsopt.whole import compiled_call
 
 TORCH = ("eager", "inductor", "sits")
 CHILDREN = ("llama.cpp",)
@@ -91,11 +92,7 @@ def compiled(
         call = torch.compile(model, dynamic=dynamic, options=options)
         return call, _words(options)
     given = sits_options.as_options() | ({"recipe": recipe} if recipe else {})
-    options = {**given, "guard_filter_fn": skip_module_guards}
-    from sitsopt.backend import sits as backend  # by name it is known to an installed copy only
-
-    call = torch.compile(model, backend=backend, dynamic=dynamic, options=options)
-    return call, _words(options)
+    return compiled_call(model, given, dynamic), _shown(given) or "as it comes"
 
 
 def skip_module_guards(guards: Sequence[Any]) -> Sequence[bool]:
@@ -113,4 +110,8 @@ def inductor_options(device: str) -> dict[str, Any]:
 
 def _words(options: dict[str, Any]) -> str:
     shown = {k: v for k, v in options.items() if k != "guard_filter_fn"}
-    return ", ".join([*(f"{k}={v}" for k, v in shown.items()), "module guards off"])
+    return ", ".join(filter(None, [_shown(shown), "module guards off"]))
+
+
+def _shown(options: dict[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in options.items())

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from . import vector_isa
 from .kernels import load as kernels
 from .weights import Hoisted, Watch, revived, share, written
 from .writes import Behind, Sharing
@@ -101,6 +102,7 @@ class Product:
             "behind": self.behind.places,
             "sharing": self.sharing,
             "kernels": kernels.loaded(),
+            "isas": vector_isa.working(),
         }
         try:
             with torch._functorch.config.patch(bundled_autograd_cache=True):
@@ -117,8 +119,10 @@ class Product:
 
         parts, compiled = pickle.loads(data)
         kernels.restore(parts["kernels"])
+        with vector_isa.taken_as_working(parts["isas"]):
+            revived_call = deserialize_bundled_cache_entry(compiled)
         return Product(
-            compiled=deserialize_bundled_cache_entry(compiled),
+            compiled=revived_call,
             keep=parts["keep"],
             total=parts["total"],
             hoisted=[revived(*h) for h in parts["hoisted"]],
