@@ -188,6 +188,21 @@ def explain(
     )  # fmt: skip
 
 
+@app.command()
+def cache(
+    action: Annotated[str, typer.Argument(help="info or clear.")] = "info",
+    part: Annotated[str, typer.Argument(help="One part alone; see info.")] = "",
+    as_json: c.Json = False,
+) -> int:
+    """What is kept on disk between runs, by part and size; `clear` removes it. Models compile anew then.
+
+    `sitsopt cache clear graphs`
+    """
+    from sitsopt.cli.cache import cache as verb
+
+    return verb(action, part, as_json=as_json)
+
+
 for _verb in (_files.rules, _files.recipes, _files.targets, _files.verify, _files.kernels):
     app.command()(_verb)
 

@@ -29,10 +29,12 @@ class Opaque(TypeError):
 
 class Describer:
     """Describes values one after another; what was described once is referred to by its number. `dicts` are all
-    dicts that were read: a change of the description shows in one of them (or in a list, or a tensor)."""
+    dicts that were read, `types` all classes of modules: a change of the description shows in one of them (or in a
+    list, or a tensor)."""
 
     def __init__(self) -> None:
         self.dicts: list[dict[Any, Any]] = []
+        self.types: list[type] = []
         self._seen: dict[int, int] = {}
         self._keep: list[Any] = []  # so that no id comes back as another object
         self._parts: list[str] = []
@@ -82,10 +84,18 @@ class Describer:
 
     def _module(self, module: nn.Module, depth: int) -> Iterator[str]:
         """All attributes: parameters, buffers, hooks and submodules are dicts among them."""
-        yield f"module {_class(type(module))}"
+        yield from self._methods(type(module))
         attributes = {k: v for k, v in module.__dict__.items() if k not in IGNORED}
         self.dicts.append(module.__dict__)
         yield from self._items(attributes.items(), depth)
+
+    def _methods(self, kind: type) -> Iterator[str]:
+        """A module's class and those it derives from, by their code: someone may put another method in."""
+        yield f"module {_class(kind)}"
+        if kind not in self.types:
+            self.types.append(kind)
+            for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+                yield methods_digest(each)
 
     def _container(self, value: Any, depth: int) -> Iterator[str]:
         yield f"{_class(type(value))} {len(value)}"
@@ -183,6 +193,7 @@ def tensor_facts(tensor: torch.Tensor) -> str:
     )
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def code_digest(code: types.CodeType) -> str:
     """SHA-256 of what a function does: byte code, names and constants, nested functions too."""
     parts = [code.co_code.hex(), repr(code.co_names), repr(code.co_varnames)]
@@ -192,7 +203,6 @@ def code_digest(code: types.CodeType) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-@functools.lru_cache(maxsize=4096)
 def methods_digest(kind: type) -> str:
     """SHA-256 over the code of the functions a class defines itself, a dataclass's generated ones included."""
     found = {

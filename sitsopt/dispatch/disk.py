@@ -34,8 +34,8 @@ def names(folder: Path, first: str) -> Iterator[Path]:
     yield from sorted(found, key=lambda f: f != wanted)
 
 
-def read(path: Path) -> bytes | None:
-    """The bytes of an entry, None if it is not whole. Marks it as used."""
+def read(path: Path, mark: bool = True) -> bytes | None:
+    """The bytes of an entry, None if it is not whole. mark: note that it was used."""
     try:
         data = path.read_bytes()
         if not data.startswith(MAGIC):
@@ -43,8 +43,9 @@ def read(path: Path) -> bytes | None:
         head = len(MAGIC) + 32
         if hashlib.sha256(data[head:]).digest() != data[len(MAGIC) : head]:
             return None
-        with contextlib.suppress(OSError):  # a cache that may only be read
-            os.utime(path)
+        if mark:
+            with contextlib.suppress(OSError):  # a cache that may only be read
+                os.utime(path)
         return data[head:]
     except OSError:
         return None

@@ -198,9 +198,6 @@ def _with_guards(forward: types.MethodType, captured: Any, compiled: Callable[..
     output = captured.graph_capture_output
     left_out: list[str] = []
     state = output.output_graph
-    state.guard_on_key_order = {
-        source for source in state.guard_on_key_order if not _of_model(source)
-    }
     cells = forward.__code__.co_freevars
     hooks = Hooks(guard_filter_fn=lambda entries: _kept(entries, cells, left_out))
     checked = output.build_guards(forward.__code__, hooks=hooks, save=True, strict_error=True)
@@ -271,7 +268,12 @@ def load_guards(state: bytes, code: types.CodeType, scope: dict[str, Any]) -> An
         get_metrics_context(),
         dynamo_timed("load_guards"),
     ):
-        return load_guard_manager(load_guards_state(state), code, scope)
+        loaded = load_guards_state(state)
+        order = (
+            loaded.output_graph.guard_on_key_order
+        )  # of dicts in the model too, which are not kept
+        loaded.output_graph.guard_on_key_order = {s for s in order if not _of_model(s)}
+        return load_guard_manager(loaded, code, scope)
 
 
 def _first_line(error: BaseException) -> str:

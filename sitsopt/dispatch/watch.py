@@ -1,6 +1,6 @@
 """Whether a model is still the one that was compiled: its weights, modes, modules, hooks and settings.
 
-Between calls two things are compared: the stamps of every dict the model's description was read from, and the
+Between calls two things are compared: the stamps of every dict and class the model's description was read from, and the
 addresses of its tensors (`.data =` and `.to()` move a tensor and touch no dict). Only if one of them moved is the
 model described again. What no dict shows, a list changed in place, goes unnoticed until something else changes.
 """
@@ -55,14 +55,15 @@ class Watch:
     def _look(self) -> None:
         describer = Describer()
         self.digest = describer.digest([self.model, HOOKS])
-        self._dicts = describer.dicts
+        self._dicts, self._types = describer.dicts, describer.types
         self._tensors = [*_tensors(self.model)]
         self._addresses = [*map(ADDRESS, self._tensors)]
         self.turn += 1
         self._stamp()
 
     def _stamp(self) -> None:
-        self._versions = Versions([*self._dicts, *(vars(m) for m in self.modules.values())])
+        dicts = [*self._dicts, *(vars(m) for m in self.modules.values())]
+        self._versions = Versions(dicts, self._types)
 
 
 ADDRESS = torch.Tensor.data_ptr
