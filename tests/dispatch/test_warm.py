@@ -115,7 +115,9 @@ def test_other_settings_and_other_code_are_other_entries(folder: Folder) -> None
     assert folder.run(exclude=["nothing@nowhere#0"])["from_disk"] == 0
     folder.write(2)  # the result of the old code would be wrong
     assert folder.run()["from_disk"] == 0
+    assert folder.run()["from_disk"] == 1
     folder.write(1)
+    assert folder.run()["from_disk"] == 0
     assert folder.run()["from_disk"] == 1
 
 
