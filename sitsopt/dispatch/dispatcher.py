@@ -20,6 +20,7 @@ from ..planning import check_once
 from ..rewrite.record import Effective
 from ..runtime.product import CannotDump, Product, SharesStorage
 from ..session import Session
+from ..stages import counted, tell
 from . import disk, versions
 from .describe import Describer, Opaque
 from .entry import Entry, Stale, load, made
@@ -161,6 +162,7 @@ class Dispatcher:
         entry.record.name = f"graph{len(record.graphs)}"
         entry.record.from_disk = True
         record.graphs.append(entry.record)
+        tell(entry.record.name, "ready", counted(len(entry.record.sites), "rewrite"), cached=True)
         record.effective.extend(entry.effective)
         check_once(self.session)
 
