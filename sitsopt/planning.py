@@ -52,7 +52,9 @@ def make_session(
     record = Record(target=target.name, recipe=recipe.name)
     chosen = choose(rules, recipe, record)
     plan = Plan(
-        chosen, facts_of(target), Lowering(options.lowering, inductor=inductor_options(options, mode)),
+        chosen, facts_of(target), Lowering(
+            options.lowering, inductor=inductor_options(options, mode), profitability=recipe.profitability
+        ),
         options.strict, options.explain, options.allows(), target,
     )  # fmt: skip
     plan.weights = wanted_weights(owner, weak(owner), recipe, record.effective)

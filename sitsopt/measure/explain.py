@@ -24,6 +24,7 @@ from ..rewrite.record import GraphRecord
 from ..runtime.choose import foreseen
 from ..runtime.lower import choose_kernels
 from ..runtime.machine import detect_target
+from ..runtime.triton.choose import on_paper
 from ..session import Session, ends_the_call
 from ..spec.target import Target
 from .steps import Step, steps
@@ -119,11 +120,8 @@ def rewrite_one(
 
 def _on(target: Target) -> Callable[[Node], tuple[str, str]]:
     """Who lowers a node on a target, as far as facts tell without building anything."""
-    if target.emitter != "cpp":
-        return lambda node: (
-            "inductor",
-            f"Inductor compiles every op for a {target.emitter} target",
-        )
+    if target.emitter == "triton":
+        return on_paper(target)
 
     def kernel(node: Node) -> tuple[str, str]:
         exists, why = foreseen(node)

@@ -15,9 +15,11 @@ from torch.fx import GraphModule, Node
 from ..graph.capture import Captured, restore
 from ..graph.repeat import outline
 from ..rewrite.engine import Applied
-from .choose import kernel_for
+from ..rewrite.record import Site
+from .candidates import Chosen, candidates
 from .patterns import inductor_patches
 from .product import Compiled, Product, fold
+from .profit import Times, worth
 from .triton.choose import interpreted
 from .weights import Hoisted, Watch, hoist
 from .writes import Behind, written_behind
@@ -29,12 +31,14 @@ aten = torch.ops.aten
 class Lowering:
     """How to lower: `auto` or `inductor` (no kernels of ours), `eager` (no compiler at all), `interpret` (generated
     Triton texts in the interpreter, eager for the rest); options for Inductor; repeat: whether equal layers become
-    one subgraph."""
+    one subgraph; profitability: `measure` or `model` keeps a kernel where it is faster than what it
+    replaces, as measured or by the cost model."""
 
     how: str = "auto"
     grad: bool = False
     inductor: dict[str, Any] = field(default_factory=dict)
     repeat: bool = True
+    profitability: str = "always"
 
     @property
     def compiles(self) -> bool:
@@ -46,40 +50,70 @@ def choose_kernels(
     captured: Captured,
     applied: Sequence[Applied],
     lowering: Lowering,
-    kernel: Callable[[Node], tuple[str, str]] | None = None,
+    kernel: Callable[[Node], Chosen] | None = None,
 ) -> None:
     """Point each `sits::` op at its kernel, and note at every site how it will run and why. `kernel` answers instead
     of the kernels of this machine, for one node: by whom it is lowered, and why."""
-    chosen: dict[Node, tuple[str, str]] = {}
+    nodes = [n for n in captured.gm.graph.nodes if _ours(n)]
     default = "inductor" if lowering.compiles else "eager"
-    for node in captured.gm.graph.nodes:
-        if node.op != "call_function" or getattr(node.target, "namespace", "") != "sits":
-            continue
-        if "sits_fold" in node.meta:  # computed once, by its reference
-            continue
-        if lowering.how == "eager":
-            chosen[node] = ("eager", "lowering: eager")
-        elif lowering.how == "inductor":
-            chosen[node] = ("inductor", "lowering: inductor")
-        elif lowering.grad:
-            why = "gradients are recorded: the reference is differentiable, kernels are not"
-            chosen[node] = (default, why)
-        elif lowering.how == "interpret":
-            chosen[node] = interpreted(node)
-        else:
-            chosen[node] = (kernel or _kernel)(node)
+    times: dict[Node, Times] = {}
+    if lowering.how in ("eager", "inductor"):
+        chosen = dict.fromkeys(nodes, (lowering.how, f"lowering: {lowering.how}"))
+    elif lowering.grad:
+        why = "gradients are recorded: the reference is differentiable, kernels are not"
+        chosen = dict.fromkeys(nodes, (default, why))
+    elif lowering.how == "interpret":
+        chosen = {node: interpreted(node) for node in nodes}
+    elif kernel is not None:
+        chosen = {node: kernel(node) for node in nodes}
+    else:
+        chosen, times = _kernels_here(nodes, captured, applied, lowering)
     for item in applied:
         made = item.edit.made if item.edit else item.claimed
-        found = next((chosen[n] for n in made if n in chosen), None)
-        item.site.lowered, item.site.lowered_why = found or (default, "")
+        node = next((n for n in made if n in chosen), None)
+        site = item.site
+        site.lowered, site.lowered_why = (default, "") if node is None else chosen[node]
+        site.measured_us = times.get(node, {}) if node is not None else {}
 
 
-def _kernel(node: Node) -> tuple[str, str]:
-    found, why = kernel_for(node)
-    if found is None:
-        return "inductor", why
-    node.target = found
-    return "cpp", why
+def _ours(node: Node) -> bool:
+    """Whether a node is an op to give a kernel. What is folded is computed once, by its reference."""
+    ours = node.op == "call_function" and getattr(node.target, "namespace", "") == "sits"
+    return ours and "sits_fold" not in node.meta
+
+
+def _kernels_here(
+    nodes: Sequence[Node], captured: Captured, applied: Sequence[Applied], lowering: Lowering
+) -> tuple[dict[Node, Chosen], dict[Node, Times]]:
+    """The kernels of this machine that pay, and what was measured."""
+    found, chosen = candidates(nodes)
+    inputs = dict(zip(captured.placeholders, captured.inputs, strict=True))
+    verdicts = worth(found, inputs) if lowering.profitability == "measure" else {}
+    sites = {
+        n: item.site for item in applied for n in (item.edit.made if item.edit else item.claimed)
+    }
+    for one in found:
+        times, why = verdicts.get(one.node, ({}, ""))
+        if lowering.profitability == "model" and (lost := _loses(sites.get(one.node))):
+            chosen[one.node] = "inductor", lost
+            continue
+        other = next((name for name in times if name != "sits"), "")
+        told = f"measured {times['sits']:g} us, {other} {times[other]:g} us" if times else why
+        if times and times["sits"] > times[other]:
+            chosen[one.node] = "inductor", f"the kernel is slower here: {told}"
+        else:
+            chosen[one.node] = one.how, f"{one.why} ({told})" if told else one.why
+            one.take()
+    return chosen, {node: times for node, (times, _) in verdicts.items() if times}
+
+
+def _loses(site: Site | None) -> str:
+    """Why a kernel is not used by the cost model; empty where it is, or where a fact is unknown."""
+    if site is None or site.predicted_us is None or site.unfused_us is None:
+        return ""
+    if site.predicted_us <= site.unfused_us:
+        return ""
+    return f"the cost model predicts {site.predicted_us:.3g} us for it, {site.unfused_us:.3g} us without"
 
 
 def relax_views(graph: torch.fx.Graph) -> None:

@@ -129,10 +129,15 @@ def _strides(
 
 
 def merge(
-    run: Run, kernel: Merge, parts: Parts, out: torch.Tensor, sinks: torch.Tensor | None = None
+    run: Run,
+    kernel: Merge,
+    parts: Parts,
+    out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    source: Source | None = None,
 ) -> torch.Tensor:
     """Writes `out` [B, Hq, T, Dv] from the parts; returns the log-sum-exp of every row, heads fastest."""
-    source = attention_merge.source(kernel)
+    source = source or attention_merge.source(kernel)
     pairs, slots, rows = parts.top.shape
     lse = out.new_empty((pairs * rows,), dtype=torch.float32)
     kv_heads = out.shape[1] // kernel.group

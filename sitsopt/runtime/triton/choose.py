@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,10 @@ from torch._guards import detect_fake_mode
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from ...emit.triton.source import Source
 from ...graph.facts import val
+from ...spec.target import Target
+from .fit import fit
 from .runner import Launch, NoText, Recorder, Runner
 from .sites import SITES, names
 
@@ -33,6 +37,64 @@ def launches(node: Node, on: Runner | None = None) -> list[Launch]:
     with mode or nullcontext():
         body(planned, *args, **kwargs)
     return recorder.launches
+
+
+MANY_ROWS = "more than 16 rows: a library's product is as fast"
+
+
+def planned(node: Node, on: Runner | None = None) -> list[Launch]:
+    """The launches of a node on a GPU, where it is to be lowered to them at all. Raises NoText."""
+    found = launches(node, on)
+    if op_of(node) in ("linears", "linear_act") and any("SPLITS" not in dict(x.source.constants) for x in found):  # fmt: skip
+        raise NoText(MANY_ROWS)
+    return found
+
+
+def on_paper(target: Target) -> Callable[[Node], Chosen]:
+    """Who lowers a node on a GPU target, as far as its texts tell; nothing is compiled."""
+    plan = Runner(Recorder(), units=target.compute.units or 1)
+
+    def choose(node: Node) -> Chosen:
+        try:
+            return "triton", names(planned(node, plan))
+        except NoText as reason:
+            return "inductor", str(reason)
+
+    return choose
+
+
+def compiled(nodes: Sequence[Node], target: Target) -> dict[Node, tuple[str, str]]:
+    """For each node a digest of its kernels, compiled for a target at block sizes that fit, and their names; or
+    nothing, and why there is no kernel."""
+    from . import device
+
+    asked: dict[Source, None] = {}
+
+    def note(source: Source) -> Source:
+        asked[source] = None
+        return source
+
+    plan = Runner(Recorder(), note, target.compute.units or 1)
+    wanted, answers = dict[Node, list[Source]](), dict[Node, tuple[str, str]]()
+    for node in nodes:
+        asked = {}
+        try:
+            planned(node, plan)
+            wanted[node] = list(asked)
+        except NoText as reason:
+            answers[node] = "", str(reason)
+    sources = list(dict.fromkeys(source for found in wanted.values() for source in found))
+    settled = dict(zip(sources, fit(sources, target), strict=True))
+    for source, one in settled.items():
+        device.settle(source, one.source)
+    for node, found in wanted.items():
+        wrong = [settled[source] for source in found if settled[source].wrong]
+        if wrong:
+            answers[node] = "", f"{wrong[0].source.name}: {wrong[0].wrong.splitlines()[-1]}"
+        else:
+            used = [settled[source].source for source in found]
+            answers[node] = device.texts(used), ", ".join(source.name for source in used)
+    return answers
 
 
 def op_of(node: Node) -> str:

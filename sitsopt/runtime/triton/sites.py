@@ -17,6 +17,7 @@ from sitsopt.emit.matmul import ACTIVATIONS, Matmul
 from sitsopt.emit.rope import Rope
 from sitsopt.emit.rowwise import Rowwise
 from sitsopt.emit.triton import attention as attention_text
+from sitsopt.emit.triton import attention_merge
 from sitsopt.emit.triton import matmul as matmul_text
 
 from . import attend as att
@@ -210,7 +211,8 @@ def attention(on: Runner, q, k, v, mask, scale, causal=False, softcap=0.0, sinks
         on.run, kernel, q, att.Cache(k, v), keys, extras, splits=splits, parts=parts, source=source
     )
     joined = Merge(kernel.dtype, kernel.value_dim, kernel.group, sinks is not None, kernel.empty)
-    att.merge(on.run, joined, parts, out, extras.sinks)
+    merge_source = on.source(attention_merge.source, joined)
+    att.merge(on.run, joined, parts, out, extras.sinks, merge_source)
     return out
 
 
