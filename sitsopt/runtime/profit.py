@@ -99,8 +99,6 @@ def _measured(group: Sequence[Candidate], inputs: dict[Node, Any]) -> tuple[Time
     name = group[0].node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
     theirs: Callable[..., Any] = REFERENCES[name]  # type: ignore[assignment]
     label = "aten"
-    if device == "cuda" and name not in LIBRARY:
-        theirs, label = torch.compile(theirs, dynamic=False), "inductor"
     made: dict[Node, Any] = {}
     try:
         with torch.no_grad():
@@ -109,12 +107,45 @@ def _measured(group: Sequence[Candidate], inputs: dict[Node, Any]) -> tuple[Time
                 lambda s=s, one=one: one.overload(*s[0], **s[1], **one.more)
                 for s, one in zip(sets, group, strict=True)
             ]
+            if device == "cuda" and name not in LIBRARY:
+                theirs, label = by_inductor(theirs, *sets[0]), "inductor"
             others = [lambda s=s: theirs(*s[0], **s[1]) for s in sets]
             first, second = stopwatch.race([ours, others], device)
     except RuntimeError as error:
         return {}, f"not measured: {str(error).splitlines()[0]}", False
     times = {"sits": round(first.us, 2), label: round(second.us, 2)}
     return times, "", first.steady and second.steady
+
+
+def by_inductor(fn: Callable[..., Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+    """`fn` as Inductor compiles it for arguments like these. Dynamo is at work while this is called, so it is traced
+    without it, in a context of its own."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._pytree import tree_flatten, tree_unflatten
+
+    leaves, shape = tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def flat(*tensors: torch.Tensor) -> list[Any]:
+        filled = list(leaves)
+        for i, tensor in zip(places, tensors, strict=True):
+            filled[i] = tensor
+        a, k = tree_unflatten(filled, shape)
+        result = fn(*a, **k)
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    given = [leaves[i] for i in places]
+    with tracing(TracingContext(FakeTensorMode())), torch.no_grad():
+        compiled: Any = compile_fx(make_fx(flat)(*given), given)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        now = tree_flatten((args, kwargs))[0]
+        return compiled(*(now[i] for i in places))
+
+    return call
 
 
 def _operands(node: Node, inputs: dict[Node, Any], made: dict[Node, Any]) -> Any:

@@ -101,7 +101,7 @@ def test_written_out_attention_has_the_kernel(name: str, attn: str) -> None:
     """Gemma 2 caps its scores, which torch's attention cannot."""
     model = build(name, attn, layers=1)
     (args, kwargs), (twins, others) = call(model, "decode"), call(model, "decode")
-    run = sits(model, "auto")
+    run = sits(model, "auto", set="profitability=always")
     with torch.no_grad():
         wanted = model(*twins, **others).logits
         torch.testing.assert_close(run(*args, **kwargs).logits, wanted, rtol=1e-4, atol=1e-4)

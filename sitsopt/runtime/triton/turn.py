@@ -19,7 +19,7 @@ def rotate(
     """x [..., D] turned by tables that broadcast against x; one of x's two middle dims has one table for all."""
     if x.dim() > 4:
         raise NoText("more than four dims")
-    full = x[(None,) * (4 - x.dim())]
+    full = x.reshape((1,) * (4 - x.dim()) + tuple(x.shape))
     full = full if full.stride(3) == 1 else full.contiguous()
     out = full.new_empty(full.shape)
     shape = (*full.shape[:3], kernel.turned)
