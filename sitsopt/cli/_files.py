@@ -88,23 +88,39 @@ def verify(
 
 
 def kernels(
-    target: Annotated[str, typer.Option("--target", help="A target, or an architecture: sm_90.")],
+    model: Annotated[
+        str, typer.Argument(help="As for run; without one, the whole manifest.", show_default=False)
+    ] = "",
+    target: Annotated[
+        str, typer.Option("--target", "-t", help="A target, or an architecture: sm_90.")
+    ] = "auto",
+    everything: Annotated[
+        bool, typer.Option("--all", help="For every architecture of the manifest.")
+    ] = False,
     show: Annotated[str, typer.Option("--show", help="Print the code of one kernel.")] = "",
     as_: Annotated[str, typer.Option("--as", help="With --show: source, ptx or sass.")] = "source",
     family: Annotated[str, typer.Option("--family", help="Only this family.")] = "",
     jobs: Annotated[int, typer.Option("--jobs", help="Compilers at once; 0: one a core.")] = 0,
+    recipe: c.Recipe = "auto",
+    config: Annotated[
+        str, typer.Option("--config", help="A config.json in the place of a model.")
+    ] = "",
+    dtype: c.Dtype = "bf16",
     path: c.SearchPath = None,
+    trust_remote_code: c.Trust = False,
     as_json: c.Json = False,
 ) -> int:
-    """Compile every generated Triton kernel for a GPU; no GPU needed. Registers, spills, roofline.
+    """Compile every generated Triton kernel for a GPU, or those that a model needs; no GPU needed.
 
-    `sitsopt kernels --target h100 --family attention`
+    `sitsopt kernels smollm2 --target h100`
     """
     from sitsopt.cli.kernels import kernels as verb
 
     return verb(
-        target, show=show, as_=as_, family=family, jobs=jobs, as_json=as_json, path=path or ()
-    )
+        target, model, everything=everything, show=show, as_=as_, family=family, jobs=jobs,
+        recipe=recipe, config=config, dtype=dtype, path=path or (), as_json=as_json,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
 
 
 def _words(words: list[str] | None, verb: str, most: int) -> tuple[str, str]:

@@ -40,16 +40,18 @@ def explain(
     graphs: Sequence[str] = (),
     inputs: Any = None,
     say: Callable[[str], object] = lambda text: None,
+    kernel: Callable[[Node], tuple[str, str]] | None = None,
 ) -> tuple[Report, ExpectationError | None]:
     """What the options do to a model, and the expectations of its recipe that are not met.
 
     `graphs` picks steps by name (decode, prefill, forward); `inputs` are for a model that says nothing of its own;
-    `say` hears what is going on.
+    `say` hears what is going on; `kernel` says by whom a node is lowered, and why.
     Raises SpecError for options, and for a model whose inputs are not known.
     """
     session = make_session(model, replace(options, explain=True))
     if options.target == "auto":
         session.target = session.plan.target = detect_target(measure=True)
+    session.extra["kernel"] = kernel or _on(session.target)
     calls = steps(model, graphs, inputs)
     torch._dynamo.reset()
     try:
@@ -115,7 +117,7 @@ def rewrite_one(
         return
     if session.plan.lowering.repeat and not record.grad:
         record.repeated = equal_layers(captured.gm.graph)
-    choose_kernels(captured, applied, session.plan.lowering, _on(session.target))
+    choose_kernels(captured, applied, session.plan.lowering, session.extra.get("kernel"))
 
 
 def _on(target: Target) -> Callable[[Node], tuple[str, str]]:

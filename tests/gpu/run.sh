@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The generated kernels on one NVIDIA GPU, within 8 minutes: right against torch, timed against Inductor, SDPA and
-# cuBLAS as interleaved pairs. Results: $OUT/kernels.json (OUT is ./gpu-results unless set).
+# On one NVIDIA GPU, within 8 minutes: whole models compiled with backend="sits" against eager, then the generated
+# kernels, right against torch and timed against Inductor, SDPA and cuBLAS as interleaved pairs.
+# Results: $OUT/models.json and $OUT/kernels.json (OUT is ./gpu-results unless set).
 # The interpreter of the environment must have torch 2.11 or later with CUDA; nothing is installed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -8,6 +9,10 @@ cd "$(dirname "$0")/../.."
 export OUT=${OUT:-$PWD/gpu-results}
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1
+export SITSOPT_CACHE=${SITSOPT_CACHE:-$OUT/cache}
 mkdir -p "$OUT"
 python=${PYTHON:-python3}
-exec timeout 480 "$python" -m tests.gpu.run "$OUT/kernels.json" "${@:-420}"
+status=0
+timeout 230 "$python" -m tests.gpu.models "$OUT/models.json" 130 || status=$?
+timeout 240 "$python" -m tests.gpu.run "$OUT/kernels.json" 200 || status=$?
+exit $status

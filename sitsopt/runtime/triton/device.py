@@ -7,6 +7,7 @@ kept on disk under its ops and arguments, and must not outlive the texts it was 
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -16,14 +17,17 @@ from torch.library import triton_op, wrap_triton
 
 from sitsopt.emit.triton.source import Source
 
+from ...graph import ops as _reference_ops  # noqa: F401  the schemas
 from .module import digest, load
 from .runner import Runner
 from .sites import SITES
 
+# In the spelling that every supported PyTorch knows.
 _TYPES: dict[str, Any] = {
-    "Tensor": torch.Tensor, "Optional[Tensor]": torch.Tensor | None, "List[Tensor]": list[torch.Tensor],
-    "List[Optional[Tensor]]": list[torch.Tensor | None], "float": float, "int": int, "bool": bool,
-    "str": str,
+    "Tensor": torch.Tensor, "Optional[Tensor]": typing.Optional[torch.Tensor],  # noqa: UP045
+    "List[Tensor]": typing.List[torch.Tensor],  # noqa: UP006
+    "List[Optional[Tensor]]": typing.List[typing.Optional[torch.Tensor]],  # noqa: UP006, UP045
+    "float": float, "int": int, "bool": bool, "str": str,
 }  # fmt: skip
 _fitted: dict[Source, Source] = {}
 

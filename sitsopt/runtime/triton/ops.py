@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...graph import ops as _reference_ops  # noqa: F401  the schemas
 from .runner import INTERPRETER, Recorder, Runner
 from .sites import SITES
 
