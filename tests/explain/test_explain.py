@@ -97,7 +97,7 @@ def test_decode_and_prefill(rules: Path, device: str) -> None:
     spot = report.spots["fuse/fits"][1]
     assert spot.module == "model.layers.1.mlp"
     assert spot.first.place.source.split(":")[0].endswith("models/llama/modeling_llama.py")
-    assert (spot.first.lowered, spot.first.unfused_us is None) == ("inductor", False)
+    assert (spot.first.lowered, spot.first.unfused_us is None) == ("triton", False)
     decode, prefill = spot.graphs["decode"], spot.graphs["prefill"]
     assert decode.bytes_saved == 2 * 128 * 2  # silu(gate) is written and read no more
     assert (
