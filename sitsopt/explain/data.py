@@ -76,6 +76,7 @@ def _costs(site: Site) -> dict[str, Any]:
         "unfused_us": site.unfused_us,
         "predicted_us": site.predicted_us,
         "measured_us": dict(site.measured_us),
+        "weight_error": site.weight_error,
         "lowered": site.lowered,
         "lowered_why": site.lowered_why,
         "nodes": site.nodes,

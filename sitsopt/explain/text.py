@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
+from itertools import repeat
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -97,10 +98,27 @@ def _applied(story: Story) -> Iterator[RenderableType]:
     yield table
     for why, names in _reasons(story).items():
         yield Text(f"{why} ({', '.join(names)})", style="dim")
+    yield from map(
+        _swapped, (name for name in story.spots if name.startswith("weights/")), repeat(story)
+    )
     if story.bandwidth_gbs:
         yield Text(
             "time: predicted from bytes and operations, each op alone → as rewritten", style="dim"
         )
+
+
+def _swapped(name: str, story: Story) -> Text:
+    """What packing weights does to bytes and to values, over all its sites."""
+    sites = [spot.first for spot in story.spots[name]]
+    before, after = (sum(getattr(s, f"bytes_{w}") or 0 for s in sites) for w in ("before", "after"))
+    errors = sorted((s.weight_error, s.place.module) for s in sites if s.weight_error is not None)
+    text = f"{name}: {size(before)} a step become {size(after)}"
+    if errors:
+        worst, where_ = errors[-1]
+        text += (
+            f"; weights are off by {errors[0][0]:.2%} to {worst:.2%} ({where_}), root mean square"
+        )
+    return Text(text, style="dim")
 
 
 def _by_step(totals: dict[str, Sums], how: dict[str, str]) -> Iterator[list[str]]:

@@ -7,6 +7,7 @@ Operands rotate through at least 300 MB, so that no cache holds them; `cached` l
 from __future__ import annotations
 
 import ctypes
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ...graph.packed import pack
 from . import load, lookup
 
 ROTATION_BYTES = 320 * 10**6
@@ -29,6 +31,9 @@ LINEARS = [
     ("linears", [(4096, 4096)]),
     ("gated", [(1536, 576), (1536, 576)]),
 ]
+# scheme, group, with lowest values, what shares a scale
+SCHEMES = [("int8", 0, False, ""), ("int4", 64, True, ""), ("fp8", 0, False, "row")]
+PACKED = [(49152, 576), (4096, 4096), (576, 1536)]
 # (batch, query heads, kv heads, query rows, keys, head size, causal)
 ATTENTION = [
     (1, 9, 3, 1, 512, 64, False),
@@ -79,6 +84,10 @@ def _lines(buffer: torch.Tensor, dtype: str, rows: tuple[int, ...], cached: bool
         for count in rows:
             line = _linear_line(name, shapes, count, buffer, probe)
             if line and (not cached or line.bytes < 4 * 10**6):
+                yield _one_set(line) if cached else line
+    for scheme, shape in itertools.product(SCHEMES if dtype == "bf16" else [], PACKED):
+        for line in _packed_lines(scheme, shape, rows, buffer, probe):
+            if not cached or line.bytes < 4 * 10**6:
                 yield _one_set(line) if cached else line
     for facts in ATTENTION:
         line = _attention_line(facts, buffer, probe)
@@ -132,6 +141,40 @@ def _linear_line(
     size = one * buffer.element_size()
     shape = "+".join(f"{n}x{k}" for n, k in shapes)
     return Line(name, shape, rows, size, len(sets), kernel, {"aten": peer}, probe(size, size))
+
+
+def _packed_lines(
+    scheme: tuple[str, int, bool, str],
+    shape: tuple[int, int],
+    rows: tuple[int, ...],
+    buffer: torch.Tensor,
+    probe: Callable[[int, int], Call],
+) -> Iterator[Line]:
+    """Quantized weights beside ATen's linear over the same weights unquantized; both rotate."""
+    name, group, low, per = scheme
+    op = lookup("packed_linears", dtype=buffer.dtype, scheme=name, group=group, low=low, inputs="")
+    if op is None:
+        return
+    n, k = shape
+    one = pack(buffer[: n * k].view(shape), name, group, low, per)
+    size = one.nbytes
+    bytes_ = one.view(-1).repeat(max(1, ROTATION_BYTES // size))
+    sets = [[part.view(one.shape)] for part in bytes_.split(size)]
+    plain = [part.view(shape) for part in buffer.split(n * k)[: buffer.numel() // (n * k)]]
+    text = f"{name}, groups of {group}" if group else name
+    for count in rows:
+        x = torch.randn(count, k).to(buffer.dtype)
+
+        def kernel(i: int, x: torch.Tensor = x) -> object:
+            return op(x, sets[i], [None], [n], name, group, low, "")
+
+        def peer(i: int, x: torch.Tensor = x) -> object:
+            return F.linear(x, plain[i % len(plain)])
+
+        peers: dict[str, Call] = {f"aten {str(buffer.dtype).removeprefix('torch.')}": peer}
+        yield Line(
+            f"packed {text}", f"{n}x{k}", count, size, len(sets), kernel, peers, probe(size, size)
+        )
 
 
 def _attention_line(
