@@ -72,6 +72,13 @@ def test_markup_in_a_record_is_text() -> None:
         assert part in text
 
 
+def test_packed_weights_say_bytes_and_errors() -> None:
+    head = site("weights/int4", "lm_head", "linear_9", weight_error=0.11)
+    other = site("weights/int4", "model.layers.0.mlp.down_proj", "linear_1", weight_error=0.09)
+    text = str(Report(Record("cpu", "int4", [GraphRecord("decode", sites=[head, other])]), {}))
+    assert "weights are off by 9.00% to 11.00% (lm_head)" in " ".join(text.split())
+
+
 def test_nothing_recorded_says_so() -> None:
     assert "Near misses were not recorded" in str(
         Report(Record("cpu", "llama", [GraphRecord("decode")]), recorded=False)
@@ -88,7 +95,8 @@ def test_json_fields(told: Report) -> None:
     data = told.json()
     costs = {
         "bytes_saved": "int", "bytes_before": "int", "bytes_after": "int", "unfused_us": "float",
-        "predicted_us": "float", "measured_us": {}, "lowered": "str", "lowered_why": "str", "nodes": "int",
+        "predicted_us": "float", "measured_us": {}, "weight_error": "NoneType", "lowered": "str",
+        "lowered_why": "str", "nodes": "int",
     }  # fmt: skip
     assert json_types(data["graphs"]) == [{
         "name": "str", "nodes_before": "int", "nodes_after": "int", "capture_ms": "float", "rewrite_ms": "float",
