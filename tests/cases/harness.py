@@ -67,7 +67,7 @@ def compiled(
 
     def backend(gm: Any, inputs: Any, **_: Any) -> Any:
         records.append(GraphRecord(f"graph{len(records)}"))
-        return process(gm, inputs, plan, records[-1])
+        return process(gm, inputs, plan, records[-1]).call()
 
     return Compiled(torch.compile(fn, backend=backend, **torch_options), records)
 

@@ -60,7 +60,7 @@ def differs(case: Case, rules: Sequence[Rule], lowering: str = "eager") -> tuple
             return "", record
         plan = Plan(list(rules), facts={"channels_last": True}, lowering=Lowering(lowering))
         try:
-            run = process(case.gm, theirs, plan, record)
+            run = process(case.gm, theirs, plan, record).call()
             ours = run(*theirs)
             again = None if case.change and lowering == "eager" else run(*arguments(case))
         except Exception as error:

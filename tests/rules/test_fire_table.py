@@ -64,7 +64,7 @@ def run(case: str) -> tuple[Counter[str], Any, Any]:
 
     def backend(gm: Any, inputs: Any, **_: Any) -> Any:
         records.append(GraphRecord(f"graph{len(records)}"))
-        return process(gm, inputs, plan, records[-1])
+        return process(gm, inputs, plan, records[-1]).call()
 
     torch._dynamo.reset()
     with torch.no_grad():

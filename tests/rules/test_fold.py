@@ -47,7 +47,7 @@ class Run:
 
         def backend(gm, inputs, **_):
             self.records.append(GraphRecord("g"))
-            return process(gm, inputs, plan, self.records[-1])
+            return process(gm, inputs, plan, self.records[-1]).call()
 
         torch._dynamo.reset()
         self.code = torch.compile(self.model, backend=backend)

@@ -58,7 +58,7 @@ def run(model: nn.Module, phase: str, rules: list[Rule]) -> tuple[Counter[str], 
 
     def backend(gm: Any, inputs: Any, **_: Any) -> Any:
         records.append(GraphRecord("g"))
-        return process(gm, inputs, plan, records[-1])
+        return process(gm, inputs, plan, records[-1]).call()
 
     torch._dynamo.reset()
     with torch.no_grad():
