@@ -98,7 +98,8 @@ def _compiled(
     tell(record.name, "ready", f"compiled in {record.compile_ms / 1e3:.1f} s")
     product = finished.product(compiled, len(inputs))
     if captured.written:
-        product.sharing, product.otherwise = Sharing(inputs), gm.forward
+        fixed = all(isinstance(i, torch.Tensor) for i in inputs)  # a size that changes is an input
+        product.sharing, product.otherwise = Sharing(inputs, fixed), gm.forward
     return product
 
 

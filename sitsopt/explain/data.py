@@ -37,6 +37,7 @@ def _graph(one: GraphRecord) -> dict[str, Any]:
         "compile_ms": one.compile_ms,
         "dynamic": one.dynamic,
         "grad": one.grad,
+        "from_disk": one.from_disk,
         "fallback": one.fallback or None,
         "repeated": one.repeated,
         "repeat_failed": one.repeat_failed or None,

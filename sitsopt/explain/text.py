@@ -70,6 +70,7 @@ def _graphs(story: Story) -> Table:
     table = _table("graph", ">nodes before", ">after", ">rewrites", ">capture", ">rewriting")
     for g in story.record.graphs:
         marks = "".join(f", {word}" for word in ("dynamic", "grad") if getattr(g, word))
+        marks += ", from disk" * g.from_disk  # its times are those of the process that compiled it
         table.add_row(
             escape(g.name + marks), str(g.nodes_before), str(g.nodes_after), str(len(g.sites)),
             micros(g.capture_ms * 1e3), micros(g.rewrite_ms * 1e3),

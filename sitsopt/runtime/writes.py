@@ -11,6 +11,7 @@ A compiled graph is right only for inputs that share storage as they did when it
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -169,13 +170,18 @@ def _home(value: Any) -> int:
 
 
 class Sharing:
-    """Which inputs of a graph share storage. Parameters are left out: nothing is written to them."""
+    """Which inputs of a graph share storage. Parameters are left out: nothing is written to them.
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
+    fixed: all sizes are. Then inputs that lie where the last ones lay share what those shared, and only their
+    addresses are looked at.
+    """
+
+    def __init__(self, inputs: Sequence[Any], fixed: bool = False) -> None:
         self.places = [
             i for i, t in enumerate(inputs)
             if isinstance(t, torch.Tensor) and not isinstance(t, torch.nn.Parameter) and _home(t)
         ]  # fmt: skip
+        self.fixed = fixed
         self.pattern = self._pattern(inputs)
 
     def _pattern(self, inputs: Sequence[Any]) -> list[int]:
@@ -188,9 +194,16 @@ class Sharing:
         """`compiled` for inputs that share storage as these do, `otherwise` for any others."""
         if len(self.places) < 2:
             return compiled
+        pick, address = operator.itemgetter(*self.places), torch.Tensor.data_ptr
+        fixed, seen = self.fixed, [-1]
 
         def call(*args: Any) -> Any:
-            chosen = compiled if self._pattern(args) == self.pattern else otherwise
-            return chosen(*args)
+            nonlocal seen
+            lie = [*map(address, pick(args))] if fixed else seen
+            if lie != seen or not fixed:
+                if self._pattern(args) != self.pattern:
+                    return otherwise(*args)
+                seen = lie
+            return compiled(*args)
 
         return call
