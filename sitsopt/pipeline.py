@@ -107,11 +107,12 @@ def rewritten(
     gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord
 ) -> tuple[Captured, list[Applied]]:
     """Capture a graph and apply the rules to it. Raises CannotCapture."""
-    captured, applied, view = capture_and_rewrite(gm, inputs, plan, record)
-    start = time.perf_counter()
-    view.sweep()
-    record.nodes_after = _ops(captured)
-    record.rewrite_ms += (time.perf_counter() - start) * 1e3
+    with collection_paused():
+        captured, applied, view = capture_and_rewrite(gm, inputs, plan, record)
+        start = time.perf_counter()
+        view.sweep()
+        record.nodes_after = _ops(captured)
+        record.rewrite_ms += (time.perf_counter() - start) * 1e3
     return captured, applied
 
 
@@ -135,7 +136,7 @@ def capture_and_rewrite(
         if plan.weights is not None:
             choose = plan.weights.choose(captured)
             applied = swap(view, choose, swaps, applied, settings, record)
-    record.rewrite_ms = (time.perf_counter() - start) * 1e3
+        record.rewrite_ms = (time.perf_counter() - start) * 1e3
     return captured, applied, view
 
 
