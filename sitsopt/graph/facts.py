@@ -147,9 +147,14 @@ def nbytes(value: Any) -> Any:
     return total
 
 
+def _is_mark(node: Node) -> bool:
+    """`sits.stored`: what a recipe wants of a weight. It never runs."""
+    return getattr(node.target, "__name__", "") == "stored.default"
+
+
 def traffic(node: Node) -> Any:
     """Bytes one op reads and writes when it runs alone; views move nothing."""
-    if node.op != "call_function" or is_view(node):
+    if node.op != "call_function" or is_view(node) or _is_mark(node):
         return 0
     if node.target is torch.ops.aten.embedding.default:
         return 2 * nbytes(val(node))

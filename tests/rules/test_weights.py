@@ -63,7 +63,11 @@ def test_a_language_model_computes_with_rounded_weights(scheme):
     sites = packed_sites(model)
     assert {s.rule for s in sites} == {f"weights/{scheme}"} and len(sites) == 15
     assert {s.place.module for s in sites} >= {"lm_head", "model.layers.1.self_attn.k_proj"}
-    assert all(s.bytes_after < s.bytes_before and 0 < s.weight_error < 0.2 for s in sites)
+    head = next(s for s in sites if s.place.module == "lm_head")
+    assert head.bytes_before == 4 * (6 * 32 + 60 * 32 + 6 * 60)  # the model's own traffic
+    assert all(0 < s.weight_error < 0.2 for s in sites)
+    if scheme != "fp8":  # 32 inputs do not fill a block of 128
+        assert all(s.bytes_after < s.bytes_before for s in sites)
 
 
 @torch.no_grad()
