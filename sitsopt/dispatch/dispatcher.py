@@ -118,15 +118,16 @@ class Dispatcher:
                 continue
             try:
                 entry = load(data, self.method.__func__, found)
+                if entry.digest != self.watch.digest:
+                    raise Stale("it is of another model")
             except Exception as error:  # whatever is wrong with an entry, it is a miss
                 level = logging.INFO if isinstance(error, Stale) else logging.WARNING
                 log.log(level, "a compiled graph on disk is not used: %s", error)
                 continue
             entry.settle(self.watch, found)
-            if entry.digest == self.watch.digest and entry.guards.check(found):
-                self.from_disk += 1
-                self._report(entry)
-                return entry
+            self.from_disk += 1
+            self._report(entry)
+            return entry
         return None
 
     def _compile(self, args: Any, kwargs: Any, found: Locals) -> Entry:

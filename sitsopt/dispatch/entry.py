@@ -45,11 +45,17 @@ class Entry:
 
     def usable(self, watch: Watch, found: Locals) -> bool:
         """Whether this call may run it."""
-        if self.turn != watch.turn:
+        if self.turn == watch.turn and not self.fits:
+            return False
+        if not self.guards.check(found):
+            return False
+        if (
+            self.turn != watch.turn
+        ):  # only now: what the names mean can be said of such a call alone
             same = [a is b for a, b in zip(self._look(found), self.seen, strict=True)]
             self.fits = self.digest == watch.digest and all(same)
             self.turn = watch.turn
-        return self.fits and bool(self.guards.check(found))
+        return self.fits
 
     def settle(self, watch: Watch, found: Locals) -> None:
         """Note what the names mean now; call it while the entry is right."""
@@ -104,7 +110,7 @@ def made(traced: Traced, product: Product, forward: types.FunctionType, **facts:
 
 
 def load(data: bytes, forward: types.FunctionType, found: Locals) -> Entry:
-    """An entry from bytes. Raises Stale, and anything that unpickling raises."""
+    """An entry from bytes, for a call with these locals. Raises Stale, and anything that unpickling raises."""
     from torch._dynamo.package import SerializedCode
 
     parts = pickle.loads(data)
@@ -116,9 +122,12 @@ def load(data: bytes, forward: types.FunctionType, found: Locals) -> Entry:
     for name, value, meant in zip(parts["names"], seen, parts["meaning"], strict=True):
         if program(value) != meant:
             raise Stale(f"{name} is another one now: {program(value)}, not {meant}")
+    guards = load_guards(parts["guards_state"], forward.__code__, scope)
+    if not guards.check(found):  # before the rest is loaded: most of an entry is its graph
+        raise Stale("it is for other arguments")
     product = Product.load(parts["product"])
     return Entry(
-        guards=load_guards(parts["guards_state"], forward.__code__, scope),
+        guards=guards,
         guards_state=parts["guards_state"],
         code=code,
         product=product,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import os
 import platform
 import sys
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from ..session import Session
 from ..spec.locate import rule_dirs
 from .describe import Describer
 
+DECIDING = ("SITSOPT_ISA", "ATEN_CPU_CAPABILITY", "CXX")  # variables that choose kernels
 PACKAGES = ("torch", "triton", "transformers", "sitsopt")
 
 
@@ -36,6 +38,7 @@ def settings_digest(session: Session, dynamic: bool | None) -> str:
         torch.get_num_threads(),
         torch.get_default_dtype(),
         torch.backends.mkldnn.enabled,
+        [os.environ.get(name) for name in DECIDING],
         dynamic,
         {k: _ordered(v) for k, v in vars(options).items()},
         session.recipe,
