@@ -49,9 +49,11 @@ class Dispatcher:
         self.model, self.session, self.ordinary, self.dynamic = model, session, ordinary, dynamic
         self.entries: list[Entry] = []
         self.lock = threading.RLock()
-        self.given_up = versions.available()
         self.method: Any = None
         self.from_disk = 0
+        self.given_up = ""  # why Dynamo dispatches after all
+        if why := versions.available():
+            self._give_up(why)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.given_up or _elsewhere():

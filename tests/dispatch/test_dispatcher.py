@@ -233,3 +233,14 @@ def test_optimize_dispatches_and_a_deep_copy_does_not() -> None:
     torch.testing.assert_close(model(torch.ones(2, 8))["y"], want)
     assert copy.deepcopy(model)._compiled_call_impl is None
     assert "_compiled_call_impl" not in model.state_dict()
+
+
+@torch.no_grad()
+def test_without_stamps_dynamo_dispatches_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sitsopt.dispatch.versions.available", lambda: "no stamps here")
+    model, call = make()
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(call(x)["y"], model(x)["y"])
+    assert not call.entries
+    (said,) = [e for e in sitsopt.report(model).record.effective if "warm starts" in e.asked]
+    assert said.reason == "no stamps here"
