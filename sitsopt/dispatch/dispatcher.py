@@ -18,6 +18,7 @@ from torch import nn
 from ..backend import compile_one
 from ..planning import check_once
 from ..rewrite.record import Effective
+from ..runtime.kernels import load as kernels
 from ..runtime.product import CannotDump, Product, SharesStorage
 from ..session import Session
 from ..stages import counted, tell
@@ -140,6 +141,8 @@ class Dispatcher:
             products.append(compile_one(gm, inputs, session, whole=True))
             return products[-1].call()
 
+        if session.plan.lowering.how == "auto" and all(t.is_cpu for t in self.watch.tensors):
+            kernels.build_ahead()
         traced = trace(self.method, args, kwargs, compiler, self.dynamic)
         record = session.record
         entry = made(

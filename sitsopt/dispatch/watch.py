@@ -21,7 +21,7 @@ RESTLESS = 16  # descriptions in a row that a model needs before it is said neve
 
 class Watch:
     """One model. `turn` counts its changes; `digest` describes it as it is now, `modules` are further modules whose
-    names are watched (those a trace has read)."""
+    names are watched (those a trace has read), `tensors` its parameters and buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -33,7 +33,7 @@ class Watch:
 
     def still(self) -> bool:
         """Whether nothing moved since the last look; one look more if something did. Raises Opaque."""
-        if not self._versions.changed() and [*map(ADDRESS, self._tensors)] == self._addresses:
+        if not self._versions.changed() and [*map(ADDRESS, self.tensors)] == self._addresses:
             self.row = 0
             return True
         self._look()
@@ -56,8 +56,8 @@ class Watch:
         describer = Describer()
         self.digest = describer.digest([self.model, HOOKS])
         self._dicts, self._types = describer.dicts, describer.types
-        self._tensors = [*_tensors(self.model)]
-        self._addresses = [*map(ADDRESS, self._tensors)]
+        self.tensors = [*_tensors(self.model)]
+        self._addresses = [*map(ADDRESS, self.tensors)]
         self.turn += 1
         self._stamp()
 

@@ -61,6 +61,18 @@ def restore(wanted: list[Kernel] | None) -> None:
                 kernel(each)
 
 
+def build_ahead() -> None:
+    """Start building the ops, which takes ten seconds the first time, on a core that a trace leaves idle. Nothing
+    is loaded; who needs them waits for the build and hears what went wrong with it."""
+
+    def work() -> None:
+        with contextlib.suppress(BuildError, OSError):
+            build("ops", ops_text(), *torch_flags())
+
+    if _state.ops is None and not _state.ops_failure:
+        threading.Thread(target=work, name="sitsopt-build", daemon=True).start()
+
+
 def ops() -> ctypes.CDLL:
     """The registration unit, loaded once; raises BuildError with the recorded reason."""
     with _lock:
