@@ -45,7 +45,8 @@ class Code:
 
     def bind(self, forward: types.FunctionType, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """A function with `forward`'s signature and closure that runs `compiled` as its graph."""
-        scope = {**self.scope(forward), self.backend_id: compiled}
+        scope = self.scope(forward)
+        scope[self.backend_id] = compiled
         made = types.FunctionType(
             self.code, scope, closure=forward.__closure__, argdefs=forward.__defaults__
         )
@@ -53,9 +54,13 @@ class Code:
         return made
 
     def scope(self, forward: types.FunctionType) -> dict[str, Any]:
-        """The globals that byte code and guards read."""
+        """The globals that byte code and guards read: the forward's own, not a copy, with what Dynamo puts there."""
         own = {self.builtins_id: vars(builtins)} if self.builtins_id else {}
-        return {**self.globals, **forward.__globals__, **self.modules(), **own}
+        scope = forward.__globals__
+        for name, value in {**self.globals, **self.modules(), **own}.items():
+            if name != self.backend_id and scope.setdefault(name, value) is not value:
+                raise NotWhole(f"the global {name} is something else here")
+        return scope
 
     def __getstate__(self) -> dict[str, Any]:
         """Modules go by name: pickle knows functions and classes only."""

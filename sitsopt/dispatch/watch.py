@@ -7,6 +7,7 @@ model described again. What no dict shows, a list changed in place, goes unnotic
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,14 +21,14 @@ RESTLESS = 16  # descriptions in a row that a model needs before it is said neve
 
 
 class Watch:
-    """One model. `turn` counts its changes; `digest` describes it as it is now, `modules` are further modules whose
-    names are watched (those a trace has read), `tensors` its parameters and buffers."""
+    """One model. `turn` counts its changes; `digest` describes it as it is now, `scopes` are the globals that a trace has
+    read, `tensors` its parameters and buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.turn = 0
         self.digest = ""
-        self.modules: dict[str, Any] = {}
+        self.scopes: list[dict[str, Any]] = []
         self.row = 0
         self._look()
 
@@ -45,11 +46,11 @@ class Watch:
         """Whether the model changes at every call, so that watching it costs more than it saves."""
         return self.row >= RESTLESS
 
-    def also(self, modules: dict[str, Any]) -> None:
-        """Watch the names of these Python modules too."""
-        new = {k: m for k, m in modules.items() if k not in self.modules}
+    def also(self, scopes: Iterable[dict[str, Any]]) -> None:
+        """Watch these dicts too: globals whose names a trace has read."""
+        new = [s for s in scopes if not any(s is known for known in self.scopes)]
         if new:
-            self.modules.update(new)
+            self.scopes.extend(new)
             self._stamp()
 
     def _look(self) -> None:
@@ -62,8 +63,7 @@ class Watch:
         self._stamp()
 
     def _stamp(self) -> None:
-        dicts = [*self._dicts, *(vars(m) for m in self.modules.values())]
-        self._versions = Versions(dicts, self._types)
+        self._versions = Versions([*self._dicts, *self.scopes], self._types)
 
 
 ADDRESS = torch.Tensor.data_ptr

@@ -244,3 +244,28 @@ def test_without_stamps_dynamo_dispatches_and_it_is_said(monkeypatch: pytest.Mon
     assert not call.entries
     (said,) = [e for e in sitsopt.report(model).record.effective if "warm starts" in e.asked]
     assert said.reason == "no stamps here"
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x + SHIFT
+
+
+SHIFT = 1.0
+
+
+class UsesGlobals(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return helper(x) * 2
+
+
+@torch.no_grad()
+def test_globals_of_the_models_own_file_are_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = UsesGlobals()
+    call = compiled(model)
+    x = torch.zeros(2)
+    assert call(x).tolist() == [2.0, 2.0]
+    monkeypatch.setitem(globals(), "SHIFT", 3.0)
+    assert call(x).tolist() == [6.0, 6.0]
+    monkeypatch.setitem(globals(), "helper", lambda x: x - 1)
+    assert call(x).tolist() == [-2.0, -2.0]
+    assert not call.given_up

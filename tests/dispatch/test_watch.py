@@ -106,7 +106,7 @@ def test_a_replaced_global_of_a_watched_module_is_seen() -> None:
     module = types.ModuleType("made_up")
     module.__dict__["helper"] = len
     watch = Watch(Net())
-    watch.also({"made_up": module})
+    watch.also([vars(module)])
     assert watch.still()
     module.__dict__["helper"] = min
     turn = watch.turn
