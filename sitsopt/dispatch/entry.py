@@ -60,7 +60,7 @@ class Entry:
     def settle(self, watch: Watch, found: Locals) -> None:
         """Note what the names mean now; call it while the entry is right."""
         self.seen = self._look(found)
-        watch.also([self.scope, *map(vars, self.code.modules().values())])
+        watch.also([self.scope, *(m.__dict__ for m in self.code.modules().values())])
         self.turn, self.fits = watch.turn, True
 
     def _look(self, found: Locals) -> list[Any]:
