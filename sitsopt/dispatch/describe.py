@@ -28,13 +28,17 @@ class Opaque(TypeError):
 
 
 class Describer:
-    """Describes values one after another; what was described once is referred to by its number. `dicts` are all
-    dicts that were read, `types` all classes of modules: a change of the description shows in one of them (or in a
-    list, or a tensor)."""
+    """Describes values one after another; what was described once is referred to by its number. `dicts`, `lists` and
+    `sets` are all of these that were read, `types` all classes of modules and objects, `tensors` all tensors, `slotted` objects
+    whose attributes lie in slots: a change of the description shows in one of them."""
 
     def __init__(self) -> None:
         self.dicts: list[dict[Any, Any]] = []
+        self.lists: list[list[Any]] = []
+        self.sets: list[set[Any]] = []
         self.types: list[type] = []
+        self.tensors: list[torch.Tensor] = []
+        self.slotted: list[Any] = []
         self._seen: dict[int, int] = {}
         self._keep: list[Any] = []  # so that no id comes back as another object
         self._parts: list[str] = []
@@ -64,6 +68,7 @@ class Describer:
 
     def _compound(self, value: Any, depth: int) -> Iterator[str]:
         if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
             yield tensor_facts(value)
         elif isinstance(value, nn.Module):
             yield from self._module(value, depth)
@@ -104,11 +109,16 @@ class Describer:
                 self.dicts.append(value)
             yield from self._items(value.items(), depth)
         elif isinstance(value, (set, frozenset)):
+            if isinstance(value, set):
+                self.sets.append(value)
             yield from sorted("/".join(Describer()._walk(v, depth)) for v in value)
         else:
+            if isinstance(value, list):
+                self.lists.append(value)
             for item in value:
                 yield from self._walk(item, depth)
-        if hasattr(value, "__dict__"):  # a subclass may carry more
+        if getattr(value, "__dict__", None):  # a subclass may carry more
+            self.dicts.append(vars(value))
             yield from self._items(vars(value).items(), depth)
 
     def _items(self, items: Iterable[tuple[Any, Any]], depth: int) -> Iterator[str]:
@@ -142,9 +152,13 @@ class Describer:
         if not isinstance(attributes, dict) and not slots:
             raise Opaque(f"a {_class(type(value))} cannot be described")
         yield f"object {_class(type(value))}"
+        if type(value) not in self.types:
+            self.types.append(type(value))
         if isinstance(attributes, dict):
             self.dicts.append(attributes)
             yield from self._items(attributes.items(), depth)
+        if slots:
+            self.slotted.append(value)
         for slot in slots:
             if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
                 yield from self._walk(getattr(value, slot), depth)

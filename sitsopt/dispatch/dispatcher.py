@@ -60,7 +60,7 @@ class Dispatcher:
         if self.given_up or _elsewhere():
             return self.ordinary(*args, **kwargs)
         try:
-            entry = self._find(args, kwargs) or self._make(args, kwargs)
+            entry, found = self._find(args, kwargs) or self._make(args, kwargs)
         except (NotWhole, Opaque) as error:
             result = self.ordinary(*args, **kwargs)  # which may raise: then the call was at fault
             self._give_up(str(error))
@@ -68,11 +68,12 @@ class Dispatcher:
         if entry is None:
             return self.ordinary(*args, **kwargs)
         try:
-            return entry.run(self.model, *args, **kwargs)
+            return entry(self.watch, found, self.model, *args, **kwargs)
         except SharesStorage:
             return self.ordinary(*args, **kwargs)
 
-    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Locals] | None:
+        """The entry for this call, and the call's locals."""
         if not self.entries:
             return None
         watch = self.watch
@@ -83,21 +84,23 @@ class Dispatcher:
             return None
         for entry in self.entries:
             if entry.usable(watch, found):
-                return entry
+                return entry, found
         return None
 
-    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry | None:
+    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry | None, Locals]:
         with self.lock:
             self._prepare()
-            entry = self._find(args, kwargs)  # another thread was faster
+            known = self._find(args, kwargs)  # another thread was faster
+            if known is not None:
+                return known
             found = self.bind((self.model, *args), kwargs)
-            if entry is not None or found is None:
-                return entry
+            if found is None:
+                return None, {}
             if len(self.entries) >= MOST:
                 raise NotWhole(f"{MOST} different calls were compiled")
             entry = self._load(args, kwargs, found) or self._compile(args, kwargs, found)
             self.entries = [entry, *self.entries]  # readers take no lock
-            return entry
+            return entry, found
 
     def _prepare(self) -> None:
         """What the first call needs; again if `forward` was replaced."""

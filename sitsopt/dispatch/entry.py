@@ -12,8 +12,9 @@ from typing import Any
 from ..rewrite.record import Effective, GraphRecord
 from ..runtime.product import CannotDump, Product
 from .describe import program
+from .inputs import Inputs
 from .settings import files_digest
-from .trace import Code, Locals, Traced, load_guards
+from .trace import Code, Locals, Traced, containers, load_guards
 from .watch import Watch
 
 MISSING = object()
@@ -32,7 +33,9 @@ class Entry:
     guards_state: bytes
     code: Code
     product: Product
+    inputs: Inputs
     run: Callable[..., Any]
+    short: Callable[..., Any] | None  # for inputs that are known
     scope: dict[str, Any]
     names: list[str]
     files: frozenset[str]
@@ -57,11 +60,19 @@ class Entry:
             self.turn = watch.turn
         return self.fits
 
+    def __call__(self, watch: Watch, found: Locals, *args: Any, **kwargs: Any) -> Any:
+        """Run it, for the model and the call's arguments. Raises SharesStorage."""
+        if self.short is None:
+            return self.run(*args, **kwargs)
+        if self.inputs.use(watch.turn, found):
+            return self.short(*args, **kwargs)
+        return self.inputs.learning(lambda: self.run(*args, **kwargs), watch, found)
+
     def settle(self, watch: Watch, found: Locals) -> None:
         """Note what the names mean now; call it while the entry is right."""
         self.seen = self._look(found)
         watch.also([self.scope, *(m.__dict__ for m in self.code.modules().values())])
-        self.turn, self.fits = watch.turn, True
+        self.turn, self.fits = watch.turn, self.digest == watch.digest
 
     def _look(self, found: Locals) -> list[Any]:
         return [_value(name, self.scope, found) for name in self.names]
@@ -101,7 +112,7 @@ def made(traced: Traced, product: Product, forward: types.FunctionType, **facts:
         guards_state=traced.guards_state,
         code=traced.code,
         product=product,
-        run=traced.code.bind(forward, product.call()),
+        **_callables(traced.code, forward, product),
         scope=traced.code.scope(forward),
         names=traced.left_out,
         files=traced.files,
@@ -131,7 +142,7 @@ def load(data: bytes, forward: types.FunctionType, found: Locals) -> Entry:
         guards_state=parts["guards_state"],
         code=code,
         product=product,
-        run=code.bind(forward, product.call()),
+        **_callables(code, forward, product),
         scope=scope,
         names=parts["names"],
         files=frozenset(map(str, map(Path, parts["paths"]))),
@@ -139,6 +150,12 @@ def load(data: bytes, forward: types.FunctionType, found: Locals) -> Entry:
         record=parts["record"],
         effective=parts["effective"],
     )
+
+
+def _callables(code: Code, forward: types.FunctionType, product: Product) -> dict[str, Any]:
+    inputs = Inputs(product.call(), containers(forward))
+    run, short = code.bind(forward, inputs.graph)
+    return {"inputs": inputs, "run": run, "short": short}
 
 
 def _value(name: str, scope: dict[str, Any], found: Locals) -> Any:

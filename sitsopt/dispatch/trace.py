@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from .bytecode import without_gathering
+
 Locals = dict[str, Any]
 Compiler = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -43,15 +45,15 @@ class Code:
     builtins_id: str | None = None
     globals: dict[str, Any] = field(default_factory=dict)
 
-    def bind(self, forward: types.FunctionType, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """A function with `forward`'s signature and closure that runs `compiled` as its graph."""
+    def bind(
+        self, forward: types.FunctionType, graph: Callable[..., Any]
+    ) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+        """A function with `forward`'s signature and closure that runs `graph`, and one, where it can be had, that calls
+        `graph` without arguments."""
         scope = self.scope(forward)
-        scope[self.backend_id] = compiled
-        made = types.FunctionType(
-            self.code, scope, closure=forward.__closure__, argdefs=forward.__defaults__
-        )
-        made.__kwdefaults__ = forward.__kwdefaults__
-        return made
+        scope[self.backend_id] = graph
+        short = without_gathering(self.code, self.backend_id)
+        return _function(self.code, scope, forward), short and _function(short, scope, forward)
 
     def scope(self, forward: types.FunctionType) -> dict[str, Any]:
         """The globals that byte code and guards read: the forward's own, not a copy, with what Dynamo puts there."""
@@ -94,6 +96,22 @@ class Traced:
     compiled: Callable[..., Any]
     left_out: list[str]
     files: frozenset[str]
+
+
+def _function(
+    code: types.CodeType, scope: dict[str, Any], like: types.FunctionType
+) -> types.FunctionType:
+    made = types.FunctionType(code, scope, closure=like.__closure__, argdefs=like.__defaults__)
+    made.__kwdefaults__ = like.__kwdefaults__
+    return made
+
+
+def containers(forward: types.FunctionType) -> list[str]:
+    """The locals that hold further arguments: those of `*args` and `**kwargs`."""
+    code = forward.__code__
+    named = code.co_argcount + code.co_kwonlyargcount
+    flags = (inspect.CO_VARARGS, inspect.CO_VARKEYWORDS)
+    return list(code.co_varnames[named : named + sum(bool(code.co_flags & f) for f in flags)])
 
 
 class Binder:

@@ -1,8 +1,8 @@
 """Whether a model is still the one that was compiled: its weights, modes, modules, hooks and settings.
 
-Between calls two things are compared: the stamps of every dict and class the model's description was read from, and the
-addresses of its tensors (`.data =` and `.to()` move a tensor and touch no dict). Only if one of them moved is the
-model described again. What no dict shows, a list changed in place, goes unnoticed until something else changes.
+Between calls two things are compared: every dict, class, list and set that the model's description was read from, and
+the addresses and sizes of its tensors (`.data =` and `.to()` move a tensor and touch no dict). Only if one of them
+changed is the model described again.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules import module as _globals
 
+from ..runtime.noted import moved
 from .describe import Describer
 from .versions import Versions
 
@@ -22,7 +22,7 @@ RESTLESS = 16  # descriptions in a row that a model needs before it is said neve
 
 class Watch:
     """One model. `turn` counts its changes; `digest` describes it as it is now, `scopes` are the globals that a trace has
-    read, `tensors` its parameters and buffers."""
+    read, `tensors` all tensors it holds."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -34,7 +34,7 @@ class Watch:
 
     def still(self) -> bool:
         """Whether nothing moved since the last look; one look more if something did. Raises Opaque."""
-        if not self._versions.changed() and [*map(ADDRESS, self.tensors)] == self._addresses:
+        if not self._versions.changed() and not self._moved():
             self.row = 0
             return True
         self._look()
@@ -48,37 +48,26 @@ class Watch:
 
     def also(self, scopes: Iterable[dict[str, Any]]) -> None:
         """Watch these dicts too: globals whose names a trace has read."""
-        new = [s for s in scopes if not any(s is known for known in self.scopes)]
-        if new:
-            self.scopes.extend(new)
-            self._stamp()
+        self.still()
+        self.scopes += [s for s in scopes if not any(s is known for known in self.scopes)]
+        self._stamp()
 
     def _look(self) -> None:
         describer = Describer()
         self.digest = describer.digest([self.model, HOOKS])
-        self._dicts, self._types = describer.dicts, describer.types
-        self.tensors = [*_tensors(self.model)]
-        self._addresses = [*map(ADDRESS, self.tensors)]
+        self._read = describer
+        self.tensors = describer.tensors
         self.turn += 1
         self._stamp()
 
     def _stamp(self) -> None:
-        self._versions = Versions([*self._dicts, *self.scopes], self._types)
+        read = self._read
+        self._versions = Versions([*read.dicts, *self.scopes], read.types, read.lists, read.sets)
+        self._moved = moved(self.tensors)
 
 
-ADDRESS = torch.Tensor.data_ptr
 HOOKS = [
     value
     for name, value in vars(_globals).items()
     if name.startswith("_global_") and isinstance(value, dict)
 ]
-
-
-def _tensors(model: nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers, and those a `__dict__` holds beside them, each once."""
-    found = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    for module in model.modules():
-        for value in vars(module).values():
-            if isinstance(value, torch.Tensor):
-                found[id(value)] = value
-    return [*found.values()]

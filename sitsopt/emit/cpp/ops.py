@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import abi
 from .ops_attention import ATTENTION_OPS
 from .ops_linear import LINEAR_OPS
+from .ops_noted import NOTED_OPS
 from .ops_packed import PACKED_OPS
 
 _HEAD = r"""
@@ -68,6 +69,7 @@ TORCH_LIBRARY_FRAGMENT(sits_cpp, m) {
     m.def("linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]",
           {at::Tag::pt2_compliant_tag});
     m.def("stamp(Tensor[] tensors) -> int");
+    m.def("note(Tensor[] tensors) -> int", TORCH_FN(note));
     m.def(
         "packed_linears(Tensor x, Tensor[] weights, Tensor?[] biases, int[] rows, str scheme, int group,"
         " bool low, str inputs) -> Tensor[]",
@@ -97,6 +99,7 @@ def ops_text() -> str:
             ATTENTION_OPS,
             LINEAR_OPS,
             PACKED_OPS,
+            NOTED_OPS,
             _REGISTER,
         ]
     )

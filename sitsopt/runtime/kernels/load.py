@@ -30,6 +30,7 @@ class State:
     """What is loaded, what failed and why, and what was built. `ops` is the registration unit."""
 
     ops: ctypes.CDLL | None = None
+    quick: ctypes.PyDLL | None = None
     ops_failure: str = ""
     kernels: dict[Kernel, ctypes.CDLL] = field(default_factory=dict)
     failures: dict[Kernel, str] = field(default_factory=dict)
@@ -94,6 +95,10 @@ def _load_ops() -> ctypes.CDLL:
     from . import fake  # its registrations need the schemas just loaded
 
     fake.register()
+    quick = ctypes.PyDLL(str(made.path))  # for calls too short to let the interpreter go
+    for each in (quick.sits_moved, quick.sits_forget):
+        each.argtypes = [ctypes.c_void_p]
+    _state.quick = quick
     library = ctypes.CDLL(str(made.path))
     library.sits_tiles_read.restype = ctypes.c_int64
     library.sits_set_packed.argtypes = [
