@@ -15,18 +15,15 @@ from .ops_packed import PACKED_OPS
 _HEAD = r"""
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/_safe_softmax.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/linear.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/silu.h>
+#include <ATen/ops/_safe_softmax_ops.h>
+#include <ATen/ops/arange_ops.h>
+#include <ATen/ops/cat_ops.h>
+#include <ATen/ops/empty_like_ops.h>
+#include <ATen/ops/empty_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/linear_ops.h>
+#include <ATen/ops/scaled_dot_product_attention_ops.h>
+#include <ATen/ops/silu_ops.h>
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -43,6 +40,18 @@ _COMMON = r"""
 namespace {
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
+
+// The few functions of ATen that are needed. `ATen/ops/NAME.h` brings the whole context in, for three seconds of every
+// build; the declarations behind it do not.
+namespace aten {
+using namespace at::_ops;
+Tensor empty(at::IntArrayRef sizes, const Tensor& like) {
+    return empty_memory_format::call(c10::fromIntArrayRefSlow(sizes), like.scalar_type(), {}, like.device(), {}, {});
+}
+Tensor linear(const Tensor& x, const Tensor& weight, const OptTensor& bias) {
+    return at::_ops::linear::call(x, weight, bias);
+}
+}  // namespace aten
 
 // libgomp's pool does not survive a fork: a child works alone rather than wait for threads it lost.
 std::atomic<bool> forked{false};

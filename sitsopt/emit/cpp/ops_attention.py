@@ -41,8 +41,8 @@ void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
 
 // As SDPA on a CPU: laid out like q, so that transposing back costs no copy; plain when v is of another width.
 Tensor attention_output(const Tensor& q, const Tensor& v) {
-    if (v.size(3) == q.size(3)) return at::empty_like(q);
-    return at::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q.options());
+    if (v.size(3) == q.size(3)) return aten::empty_like::call(q, {}, {}, {}, {}, {});
+    return aten::empty({q.size(0), q.size(1), q.size(2), v.size(3)}, q);
 }
 
 Tensor rows_contiguous(const Tensor& t) {
@@ -77,7 +77,7 @@ Tensor own_attention(SitsAttentionFn fn, const Tensor& q_in, const Tensor& k_in,
     Tensor q = rows_contiguous(q_in), k = rows_contiguous(k_in), v = rows_contiguous(v_in);
     Tensor out = attention_output(q_in, v_in);
     bool direct = out.stride(3) == 1 || out.size(3) == 1;
-    Tensor target = direct ? out : at::empty(out.sizes(), out.options());
+    Tensor target = direct ? out : aten::empty(out.sizes(), out);
     SitsAttention a{};
     a.q = q.const_data_ptr(), a.k = k.const_data_ptr(), a.v = v.const_data_ptr();
     a.out = target.mutable_data_ptr();
@@ -181,19 +181,19 @@ void composed_attention(const Tensor& q, const Tensor& k, const Tensor& v, const
     for (int64_t t = 0; t < T; t += piece) {
         int64_t n = std::min(piece, T - t);
         Tensor rows = q.narrow(2, t, n).reshape({B, Hk, H / Hk * n, q.size(3)});
-        Tensor s = at::matmul(rows, k.transpose(2, 3)).to(at::kFloat).mul_(scale).view({B, H, n, S});
+        Tensor s = rows.matmul(k.transpose(2, 3)).to(at::kFloat).mul_(scale).view({B, H, n, S});
         if (softcap != 0.0) s = s.div_(softcap).tanh_().mul_(softcap);
         if (causal) {
-            Tensor row = at::arange(t, t + n, q.options().dtype(at::kLong)).unsqueeze(1);
-            s.masked_fill_(at::arange(S, row.options()).gt(row), -INFINITY);
+            Tensor row = aten::arange_start::call(t, t + n, at::kLong, {}, q.device(), {}).unsqueeze(1);
+            s.masked_fill_(aten::arange_start::call(0, S, at::kLong, {}, q.device(), {}).gt(row), -INFINITY);
         }
         if (mask && mask->defined()) {
             Tensor m = mask->expand({B, H, T, S}).narrow(2, t, n);
             m.scalar_type() == at::kBool ? s.masked_fill_(m.logical_not(), -INFINITY) : s.add_(m);
         }
-        if (sinks.defined()) s = at::cat({s, sinks.view({1, H, 1, 1}).expand({B, H, n, 1})}, 3);
-        Tensor p = (safe ? at::_safe_softmax(s, 3) : at::softmax(s, 3)).narrow(3, 0, S).to(q.scalar_type());
-        Tensor o = at::matmul(p.reshape({B, Hk, H / Hk * n, S}), v);
+        if (sinks.defined()) s = aten::cat::call(std::vector<Tensor>{s, sinks.view({1, H, 1, 1}).expand({B, H, n, 1})}, 3);
+        Tensor p = (safe ? aten::_safe_softmax::call(s, 3, {}) : s.softmax(3)).narrow(3, 0, S).to(q.scalar_type());
+        Tensor o = p.reshape({B, Hk, H / Hk * n, S}).matmul(v);
         out.narrow(2, t, n).copy_(o.view({B, H, n, v.size(3)}));
     }
 }
@@ -217,7 +217,7 @@ Tensor aten_attention(const Tensor& q, Tensor k, Tensor v, OptTensor mask, doubl
         composed_attention(q, k, v, mask, scale, causal, softcap, sinks, safe, out);
         return out;
     }
-    Tensor plain = at::scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale, q.size(1) != k.size(1));
+    Tensor plain = aten::scaled_dot_product_attention::call(q, k, v, mask, 0.0, causal, scale, q.size(1) != k.size(1));
     return plain.strides() == out.strides() ? plain : out.copy_(plain);
 }
 

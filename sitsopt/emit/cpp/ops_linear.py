@@ -29,7 +29,7 @@ SitsLinearFn linear_kernel(const std::atomic<SitsLinearFn>* fns, const Tensor& x
 Tensor output_of(const Tensor& x, const Tensor& w) {
     c10::SmallVector<int64_t, 6> sizes(x.sizes().begin(), x.sizes().end());
     sizes.back() = w.size(0);
-    return at::empty(sizes, x.options());
+    return aten::empty(sizes, x);
 }
 
 SitsWeight weight_of(const Tensor& w, const OptTensor& bias, Tensor& out) {
@@ -56,7 +56,7 @@ std::vector<Tensor> linears(const Tensor& x, at::TensorList weights, const c10::
     std::vector<Tensor> outs;
     outs.reserve(weights.size());
     if (!fn) {
-        for (size_t i = 0; i < weights.size(); i++) outs.push_back(at::linear(x, weights[i], bias[i]));
+        for (size_t i = 0; i < weights.size(); i++) outs.push_back(aten::linear(x, weights[i], bias[i]));
         return outs;
     }
     c10::SmallVector<SitsWeight, 4> args;
@@ -73,8 +73,8 @@ Tensor gated(const Tensor& x, const Tensor& gate, const Tensor& up, const OptTen
     TORCH_CHECK(act == "silu" || act == "gelu_tanh", "sits_cpp::gated: act is silu or gelu_tanh, not ", act);
     SitsLinearFn fn = linear_kernel(gated_fns, x);
     if (!fn || !weight_fits(x, gate, gate_bias) || !weight_fits(x, up, up_bias) || gate.size(0) != up.size(0)) {
-        Tensor g = at::linear(x, gate, gate_bias);
-        return (act == "silu" ? at::silu(g) : at::gelu(g, "tanh")).mul_(at::linear(x, up, up_bias));
+        Tensor g = aten::linear(x, gate, gate_bias);
+        return (act == "silu" ? aten::silu::call(g) : aten::gelu::call(g, "tanh")).mul_(aten::linear(x, up, up_bias));
     }
     Tensor out = output_of(x, gate);
     SitsWeight args[2] = {weight_of(gate, gate_bias, out), weight_of(up, up_bias, out)};

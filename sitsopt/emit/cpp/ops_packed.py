@@ -59,10 +59,10 @@ std::vector<Tensor> packed_linears(const Tensor& x, at::TensorList weights, cons
     outs.reserve(weights.size());
     if (m > MOST_LINEAR_ROWS) {
         for (size_t i = 0; i < weights.size(); i++) {
-            Tensor plain = at::empty({rows[i], k}, x.options());
+            Tensor plain = aten::empty({rows[i], k}, x);
             kernel->unpack.load()((const uint8_t*)weights[i].const_data_ptr(), weights[i].size(1), rows[i], k,
                            plain.mutable_data_ptr(), k, team());
-            outs.push_back(at::linear(x, plain, bias[i]));
+            outs.push_back(aten::linear(x, plain, bias[i]));
         }
         return outs;
     }
@@ -70,7 +70,7 @@ std::vector<Tensor> packed_linears(const Tensor& x, at::TensorList weights, cons
     for (size_t i = 0; i < weights.size(); i++) {
         c10::SmallVector<int64_t, 6> sizes(x.sizes().begin(), x.sizes().end());
         sizes.back() = rows[i];
-        outs.push_back(at::empty(sizes, x.options()));
+        outs.push_back(aten::empty(sizes, x));
         bool has_bias = bias[i] && bias[i]->defined();
         args.push_back({weights[i].const_data_ptr(), has_bias ? bias[i]->const_data_ptr() : nullptr,
                         outs[i].mutable_data_ptr(), rows[i], weights[i].size(1), rows[i]});

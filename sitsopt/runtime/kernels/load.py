@@ -12,6 +12,7 @@ import torch
 
 from ...emit.cpp import kernel_text, ops_text
 from ...emit.kernel import ISAS, Attention, Kernel, Linear, Packed
+from .. import vector_isa
 from .build import Built, build
 from .toolchain import BuildError, cpu_flags, kernel_flags, machine_isa, torch_flags
 
@@ -63,12 +64,14 @@ def restore(wanted: list[Kernel] | None) -> None:
 
 
 def build_ahead() -> None:
-    """Start building the ops, which takes ten seconds the first time, on a core that a trace leaves idle. Nothing
-    is loaded; who needs them waits for the build and hears what went wrong with it."""
+    """Start building the ops and asking Inductor's probes, some twenty seconds the first time, on a core that a trace
+    leaves idle. Nothing is loaded; who needs them waits for the build and hears what went wrong with it."""
 
     def work() -> None:
         with contextlib.suppress(BuildError, OSError):
             build("ops", ops_text(), *torch_flags())
+        with contextlib.suppress(Exception):  # Inductor asks again, and says what is wrong
+            vector_isa.working()
 
     if _state.ops is None and not _state.ops_failure:
         threading.Thread(target=work, name="sitsopt-build", daemon=True).start()
