@@ -29,8 +29,9 @@ NOT_YET = {
     "kv_cache": "quantized caches are not built yet: the model's own cache is used",
     "speculate": "speculative decoding is not built yet: tokens are decoded one by one",
     "regions": "regions are not built yet: every op runs on its own",
-    "hooks": "hardware hooks are not built yet: nothing outside the graph is touched",
 }
+# What lies outside a graph: `sitsopt.optimize` does it, torch.compile alone cannot.
+OUTSIDE = {"hooks": "hooks lie outside a graph: `sitsopt.optimize` runs them"}
 
 
 class ExpectationError(RuntimeError):
@@ -38,9 +39,13 @@ class ExpectationError(RuntimeError):
 
 
 def make_session(
-    owner: Any, options: Options, mode: str | None = None, unknown: Mapping[str, Any] | None = None
+    owner: Any,
+    options: Options,
+    mode: str | None = None,
+    unknown: Mapping[str, Any] | None = None,
+    whole: bool = False,
 ) -> Session:
-    """Load what the options name and plan for one model. Raises SpecError for anything that is wrong with
+    """Load what the options name and plan for one model; `whole` when what lies outside a graph is done too. Raises SpecError for anything that is wrong with
     it, and LoweringError under `strict` for what the recipe asks and is not to be had."""
     rules = load_rules(rule_dirs(options.path))
     recipe = load_recipe(
@@ -58,7 +63,7 @@ def make_session(
         options.strict, options.explain, options.allows(), target,
     )  # fmt: skip
     plan.weights = wanted_weights(owner, weak(owner), recipe, record.effective)
-    missing = unbuilt(recipe)
+    missing = unbuilt(recipe, whole)
     if options.strict and missing:
         raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))
     record.effective.extend(missing)
@@ -104,12 +109,13 @@ def inductor_options(options: Options, mode: str | None) -> dict[str, Any]:
     return found
 
 
-def unbuilt(recipe: Recipe) -> list[Effective]:
-    """What a recipe asks for and this version does not have."""
+def unbuilt(recipe: Recipe, whole: bool = False) -> list[Effective]:
+    """What a recipe asks for and this version does not have; without `whole` also what only `optimize` does."""
+    reasons = NOT_YET if whole else {**NOT_YET, **OUTSIDE}
     return [
-        Effective(request.asked, "nothing", NOT_YET[request.section])
+        Effective(request.asked, "nothing", reasons[request.section])
         for request in requests(recipe)
-        if request.section in NOT_YET
+        if request.section in reasons
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from . import fixed_cache
+from . import fixed_cache, hooked
 from .backend import sits
 from .dispatch.dispatcher import Dispatcher
 from .options import Options
@@ -54,7 +54,7 @@ def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
         recipe = [*(recipe if isinstance(recipe, list) else [recipe]), sections]
     given = {"recipe": recipe, **options}
     parsed = Options.parse(given)
-    session = find_or_make(model, parsed, None, lambda: make_session(model, parsed))
+    session = find_or_make(model, parsed, None, lambda: make_session(model, parsed, whole=True))
     model.compile(backend="sits", options=given)
     ordinary: Any = model._compiled_call_impl
     model._compiled_call_impl = Dispatcher(model, session, ordinary)
@@ -62,4 +62,5 @@ def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
     if generates and fixed_cache.install(model):
         why = "its shapes do not change from token to token"
         session.record.effective.append(Effective("generate()", "a static cache", why))
+    hooked.install(model, session)
     return model

@@ -15,7 +15,10 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "sitsopt").rglob("*.py"))
 # Imported under a name that is not the distribution's.
-PROVIDES = {"ruamel": "ruamel.yaml", "pydantic_core": "pydantic", "llama_cpp": "llama-cpp-python"}
+PROVIDES = {
+    "ruamel": "ruamel.yaml", "pydantic_core": "pydantic", "llama_cpp": "llama-cpp-python",
+    "pynvml": "nvidia-ml-py",
+}  # fmt: skip
 # Peers that `bench` measures where somebody has installed them, and what builds the package.
 NOT_NEEDED = {"xllamacpp", "llama-cpp-python", "setuptools"}
 

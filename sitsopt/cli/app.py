@@ -203,6 +203,38 @@ def cache(
     return verb(action, part, as_json=as_json)
 
 
+@app.command()
+def doctor(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="Run under the plan, with --apply: -- COMMAND ...")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Also load this model, and try settings on it.")] = "",
+    recipe: c.Recipe = "auto",
+    target: c.Target = "auto",
+    set_: c.Set = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do what is planned, then take it back.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure nothing, start nothing.")] = False,
+    path: c.SearchPath = None,
+    dtype: c.Dtype = "bf16",
+    trust_remote_code: c.Trust = False,
+    as_json: c.Json = False,
+) -> int:
+    """The machine, what each hook plans and refuses and why, the kernel cache, where a start's time goes.
+
+    `sitsopt doctor --apply -- python serve.py`
+    """
+    from sitsopt.cli.doctor import doctor as verb
+    from sitsopt.measure.doctor import Asked
+
+    asked = Asked(
+        model, recipe, target, c.listed(set_), c.listed(path), dtype, trust_remote_code, apply, quick,
+        tuple(command or ()),
+    )  # fmt: skip
+    return verb(asked, as_json=as_json)
+
+
 for _verb in (_files.rules, _files.recipes, _files.targets, _files.verify, _files.kernels):
     app.command()(_verb)
 

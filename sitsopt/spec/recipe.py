@@ -178,10 +178,9 @@ def requests(recipe: Recipe) -> list[Request]:
         found += [(("regions", "use", i), name) for i, name in enumerate(recipe.regions.use)]
         if recipe.regions.require is not None:
             found.append((("regions", "require"), f"require {recipe.regions.require:g}"))
-    for name in sorted(recipe.hooks.model_fields_set):
-        hook: Hook | None = getattr(recipe.hooks, name)
-        if hook is not None:
-            found.append((("hooks", name), f"{name}, {'applied' if hook.apply else 'planned'}"))
+    for name, hook in sorted(recipe.hooks.sections().items()):
+        path = ("hooks", "others", name) if name in recipe.hooks.others else ("hooks", name)
+        found.append((path, f"{name}, {'applied' if hook['apply'] else 'planned'}"))
     if "profitability" in recipe.model_fields_set:
         found.append((("profitability",), recipe.profitability))
     return [

@@ -21,6 +21,7 @@ from .source import Document, Spec
 Text = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Scheme = Literal["fp8", "int8", "int4"]
+StepName = Literal["pools", "cache", "speculation", "graphs", "plain"]
 Profitability = Literal["measure", "model", "always"]
 
 
@@ -124,14 +125,40 @@ class Hook(Spec):
     apply: bool = Field(default=True, description="Do what was planned, not only report it.")
 
 
+class Guard(Hook):
+    """Steps down before memory runs out; what is not given comes from the target."""
+
+    failures: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="Failed or retried allocations a minute (3 without it)."
+    )
+    fragmentation: Share | None = Field(
+        default=None, description="Share of the allocator's memory in pieces that nothing uses."
+    )
+    headroom_mb: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="MiB that stay free."
+    )
+    steps: list[StepName] | None = Field(
+        default=None, min_length=1, description="What to give up, in this order."
+    )
+
+
 class Hooks(Spec):
     """Hooks into the machine, by name."""
 
     cpu: Hook | None = Field(default=None, description="Threads, cores and NUMA nodes.")
-    guard: Hook | None = Field(default=None, description="Steps down before memory runs out.")
+    guard: Guard | None = Field(default=None, description="Steps down before memory runs out.")
     hbm: Hook | None = Field(default=None, description="Where large buffers lie.")
     nvlink: Hook | None = Field(default=None, description="Which devices talk to which.")
     streams: Hook | None = Field(default=None, description="Side streams for independent branches.")
+    others: dict[str, Hook] = Field(
+        default={}, description="Installed hooks of the entry point group `sitsopt.hooks`, by name."
+    )
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """The hooks that are asked for, each with its settings."""
+        own = [n for n in type(self).model_fields if n != "others" and n in self.model_fields_set]
+        asked = {name: getattr(self, name) for name in own} | self.others
+        return {name: hook.model_dump() for name, hook in asked.items() if hook is not None}
 
 
 class Recipe(Spec):

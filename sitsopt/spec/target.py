@@ -77,6 +77,12 @@ class Memory(Spec):
     size_gb: Amount | None = Field(
         default=None, description="Capacity in GB, as the data sheet counts."
     )
+    channels: Count | None = Field(
+        default=None, description="Channels over which addresses are spread."
+    )
+    fragmentation: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="Share of fragmented memory from which on a guard steps down."
+    )
     levels: dict[LevelName, Level | None] | None = None
 
 

@@ -31,6 +31,7 @@ except ImportError:  # not a POSIX system: no lock, renames still keep entries w
     fcntl = None  # type: ignore[assignment]
 
 LIMIT_S = 600
+USES = "uses"  # a file of the cache: a byte for each look-up
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,40 @@ def cache_dir() -> Path:
 def build(name: str, text: str, flags: list[str], link: list[str]) -> Built:
     """The object for `text`, from the cache or compiled now. Raises BuildError with the compiler's words."""
     compiler = find_compiler()
+    made = _built(_entry(name, text, flags, link), text, flags, link, compiler.path)
+    _count(made.cached)
+    return made
+
+
+def is_built(name: str, text: str, flags: list[str], link: list[str]) -> bool:
+    """Whether `build` would find it in the cache. Raises BuildError without a compiler."""
+    return _sound(_entry(name, text, flags, link))
+
+
+def _entry(name: str, text: str, flags: list[str], link: list[str]) -> Path:
+    compiler = find_compiler()
     parts = [text, *flags, "--", *link, compiler.path, compiler.version, torch.__version__]
     parts += sorted(cpu_flags())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    entry = cache_dir() / f"{name}-{key}.so"
+    return cache_dir() / f"{name}-{key}.so"
+
+
+def uses() -> tuple[int, int]:
+    """How often a kernel was found in the cache, and how often it was asked for, since the cache was last cleared."""
+    try:
+        seen = (cache_dir() / USES).read_bytes()
+    except OSError:
+        return 0, 0
+    return seen.count(b"h"), len(seen)
+
+
+def _count(hit: bool) -> None:
+    """One byte a use: appending needs no lock."""
+    with contextlib.suppress(OSError), (cache_dir() / USES).open("ab") as stream:
+        stream.write(b"h" if hit else b"m")
+
+
+def _built(entry: Path, text: str, flags: list[str], link: list[str], compiler: str) -> Built:
     if _sound(entry):
         return Built(entry, 0.0, True)
     _make_room(entry.parent)
@@ -61,7 +92,7 @@ def build(name: str, text: str, flags: list[str], link: list[str]) -> Built:
         if _sound(entry):  # another process was faster
             return Built(entry, 0.0, True)
         started = time.perf_counter()
-        _compile(compiler.path, text, flags, link, entry)
+        _compile(compiler, text, flags, link, entry)
         return Built(entry, time.perf_counter() - started, False)
 
 
