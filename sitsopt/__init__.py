@@ -9,14 +9,16 @@ if TYPE_CHECKING:
     from .pipeline import LoweringError
     from .planning import ExpectationError
     from .reporting import Report, report
+    from .runtime.kv.cache import QuantizedKVCache
     from .whole import optimize
 
-__all__ = ["ExpectationError", "LoweringError", "Report", "optimize", "report"]
+__all__ = ["ExpectationError", "LoweringError", "QuantizedKVCache", "Report", "optimize", "report"]
 
 # Public names and their modules, loaded on first use: `import sitsopt` loads no torch.
 _HOMES = {
     "ExpectationError": "planning",
     "LoweringError": "pipeline",
+    "QuantizedKVCache": "runtime.kv.cache",
     "Report": "reporting",
     "optimize": "whole",
     "report": "reporting",

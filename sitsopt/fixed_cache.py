@@ -7,16 +7,28 @@ asks for nothing else.
 
 from __future__ import annotations
 
+import inspect
 import types
+import weakref
 from typing import Any
+
+from .spec.recipe_form import KVCache
 
 # Arguments that choose a cache, or a way of decoding that takes positions back: those need one that can shrink.
 OWN_CACHE = ("cache", "past_key_values", "cache_implementation", "assistant_model", "prompt_lookup_num_tokens",
              "assistant_early_exit", "custom_generate")  # fmt: skip
+INPUTS = ("inputs", "input_ids", "inputs_embeds")
 
 
-def install(model: Any) -> bool:
-    """Give `model.generate()` a static cache by default. False where the object has a `generate` of its own."""
+_WANTED: weakref.WeakKeyDictionary[Any, KVCache] = weakref.WeakKeyDictionary()  # by model
+
+
+def install(model: Any, wanted: KVCache | None = None) -> bool:
+    """Give `model.generate()` a cache of fixed size by default, the one a recipe wants if it does. False where the
+    object has a `generate` of its own."""
+    _WANTED.pop(model, None)
+    if wanted is not None:
+        _WANTED[model] = wanted
     if "generate" in vars(model):
         return getattr(vars(model)["generate"], "__func__", None) is generate
     model.generate = types.MethodType(generate, model)
@@ -28,8 +40,18 @@ def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     own = type(self).generate
     compiled = getattr(self, "_compiled_call_impl", None) is not None  # a deep copy is not
     if not compiled or _chosen(self, kwargs, args):
+        if compiled:
+            _lay_out(self, args, kwargs)
         return own(self, *args, **kwargs)
-    return own(self, *args, **kwargs, cache_implementation="static")
+    if self not in _WANTED:
+        return own(self, *args, **kwargs, cache_implementation="static")
+    from .runtime.kv.cache import of_recipe
+
+    takes = inspect.signature(inspect.unwrap(type(self).forward)).parameters
+    name = "cache" if "cache" in takes else "past_key_values"
+    kwargs[name] = of_recipe(self.config, _WANTED[self])
+    _lay_out(self, args, kwargs)
+    return own(self, *args, **kwargs)
 
 
 def _chosen(model: Any, kwargs: dict[str, Any], args: tuple[Any, ...]) -> bool:
@@ -39,3 +61,16 @@ def _chosen(model: Any, kwargs: dict[str, Any], args: tuple[Any, ...]) -> bool:
         one.get("use_cache") is False or any(one.get(name) is not None for name in OWN_CACHE)
         for one in wanted
     )
+
+
+def _lay_out(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Allocate a quantized cache before the first call is captured: what a graph makes itself it cannot write in place."""
+    from .runtime.kv.cache import QuantizedKVCache
+
+    cache = kwargs.get("cache") or kwargs.get("past_key_values")
+    inputs = next((t for t in (*args[:1], *map(kwargs.get, INPUTS)) if t is not None), None)
+    if isinstance(cache, QuantizedKVCache) and inputs is not None:
+        config = kwargs.get("generation_config") or model.generation_config
+        names = ("num_beams", "num_return_sequences")
+        beams, returned = (kwargs.get(n) or getattr(config, n, None) or 1 for n in names)
+        cache.prepare(model, inputs.shape[0] * max(beams, returned))

@@ -6,7 +6,7 @@ Also the other direction: what the recipe asked for against what came of it, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -26,12 +26,14 @@ from .spec.target import Target, load_target
 
 # Settings whose part of sitsopt acts outside a single graph, or is not built yet: said plainly under `effective`.
 NOT_YET = {
-    "kv_cache": "quantized caches are not built yet: the model's own cache is used",
     "speculate": "speculative decoding is not built yet: tokens are decoded one by one",
     "regions": "regions are not built yet: every op runs on its own",
 }
 # What lies outside a graph: `sitsopt.optimize` does it, torch.compile alone cannot.
-OUTSIDE = {"hooks": "hooks lie outside a graph: `sitsopt.optimize` runs them"}
+OUTSIDE = {
+    "hooks": "hooks lie outside a graph: `sitsopt.optimize` runs them",
+    "kv_cache": "a cache is no part of a graph: `sitsopt.optimize` puts it in, or give the model a QuantizedKVCache",
+}
 
 
 class ExpectationError(RuntimeError):
@@ -43,9 +45,9 @@ def make_session(
     options: Options,
     mode: str | None = None,
     unknown: Mapping[str, Any] | None = None,
-    whole: bool = False,
+    outside: Collection[str] = (),
 ) -> Session:
-    """Load what the options name and plan for one model; `whole` when what lies outside a graph is done too. Raises SpecError for anything that is wrong with
+    """Load what the options name and plan for one model; `outside` are sections about what lies outside a graph that the caller sees to. Raises SpecError for anything that is wrong with
     it, and LoweringError under `strict` for what the recipe asks and is not to be had."""
     rules = load_rules(rule_dirs(options.path))
     recipe = load_recipe(
@@ -63,7 +65,7 @@ def make_session(
         options.strict, options.explain, options.allows(), target,
     )  # fmt: skip
     plan.weights = wanted_weights(owner, weak(owner), recipe, record.effective)
-    missing = unbuilt(recipe, whole)
+    missing = unbuilt(recipe, outside)
     if options.strict and missing:
         raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))
     record.effective.extend(missing)
@@ -109,9 +111,9 @@ def inductor_options(options: Options, mode: str | None) -> dict[str, Any]:
     return found
 
 
-def unbuilt(recipe: Recipe, whole: bool = False) -> list[Effective]:
-    """What a recipe asks for and this version does not have; without `whole` also what only `optimize` does."""
-    reasons = NOT_YET if whole else {**NOT_YET, **OUTSIDE}
+def unbuilt(recipe: Recipe, outside: Collection[str] = ()) -> list[Effective]:
+    """What a recipe asks for and this version does not have, and what lies outside a graph unless the caller sees to it."""
+    reasons = {**NOT_YET, **{k: v for k, v in OUTSIDE.items() if k not in outside}}
     return [
         Effective(request.asked, "nothing", reasons[request.section])
         for request in requests(recipe)

@@ -29,7 +29,9 @@ def compiled_call(
     Raises SpecError at once; at the first call what `optimize` raises there.
     """
     parsed = Options.parse(options)
-    session = find_or_make(model, parsed, None, lambda: make_session(model, parsed))
+    session = find_or_make(
+        model, parsed, None, lambda: make_session(model, parsed, outside=["kv_cache"])
+    )
     ordinary = torch.compile(model, backend=sits, dynamic=dynamic, options=dict(options))
     return Dispatcher(model, session, ordinary, dynamic)
 
@@ -54,13 +56,18 @@ def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
         recipe = [*(recipe if isinstance(recipe, list) else [recipe]), sections]
     given = {"recipe": recipe, **options}
     parsed = Options.parse(given)
-    session = find_or_make(model, parsed, None, lambda: make_session(model, parsed, whole=True))
+    generates = hasattr(model, "generation_config") and hasattr(model, "generate")
+    outside = ("hooks", *["kv_cache"] * generates)
+    session = find_or_make(
+        model, parsed, None, lambda: make_session(model, parsed, outside=outside)
+    )
     model.compile(backend="sits", options=given)
     ordinary: Any = model._compiled_call_impl
     model._compiled_call_impl = Dispatcher(model, session, ordinary)
-    generates = hasattr(model, "generation_config") and hasattr(model, "generate")
-    if generates and fixed_cache.install(model):
+    wanted = session.recipe.kv_cache
+    if generates and fixed_cache.install(model, wanted):
+        kind = "a static cache" if wanted is None else f"a QuantizedKVCache, {wanted.policy}"
         why = "its shapes do not change from token to token"
-        session.record.effective.append(Effective("generate()", "a static cache", why))
+        session.record.effective.append(Effective("generate()", kind, why))
     hooked.install(model, session)
     return model

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from . import packed
+from .kv import ops as kv_ops
 
 LIB = torch.library.Library("sits", "DEF")
 REFERENCES: dict[str, object] = {}
@@ -251,3 +252,6 @@ def channel_affine(x, scale, shift):  # type: ignore[no-untyped-def]
 def channels_last(x):  # type: ignore[no-untyped-def]
     """The same values with the channel dimension innermost in memory; x itself where it lies so already."""
     return x.contiguous(memory_format=torch.channels_last)
+
+
+kv_ops.register(LIB)

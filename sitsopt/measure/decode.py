@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from sitsopt.measure.errors import InputError
+from sitsopt.runtime.kv.cache import of_recipe
+from sitsopt.spec.recipe_form import KVCache
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,15 @@ class Run:
 
 
 class Decoder:
-    """A causal language model, a callable that runs it, and a static cache of `max_len` tokens."""
+    """A causal language model, a callable that runs it, and a static cache of `max_len` tokens: the one that `kv`
+    describes, or the recipe of the callable."""
 
-    def __init__(self, model: nn.Module, call: Callable[..., Any], max_len: int) -> None:
+    def __init__(
+        self, model: nn.Module, call: Callable[..., Any], max_len: int, kv: KVCache | None = None
+    ) -> None:
         self.model, self.call, self.max_len = model, call, max_len
         self.device = next(model.parameters()).device
-        self.cache = static_cache(model, max_len)
+        self.cache = static_cache(model, max_len, kv or wanted_cache(call))
         self.token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         self.extra = {cache_argument(model): self.cache, "use_cache": True}
 
@@ -100,7 +105,14 @@ def cache_argument(model: nn.Module) -> str:
     raise InputError(f"{type(model).__name__} takes no cache: a causal language model is needed")
 
 
-def static_cache(model: Any, max_len: int) -> Any:
+def wanted_cache(call: Any) -> KVCache | None:
+    """What the recipe of a compiled call says about its cache."""
+    recipe = getattr(getattr(call, "session", None), "recipe", None)
+    found: KVCache | None = getattr(recipe, "kv_cache", None)
+    return found
+
+
+def static_cache(model: Any, max_len: int, kv: KVCache | None = None) -> Any:
     """A static cache with its tensors laid out, so that the first call compiles what later ones run."""
     argument = cache_argument(model)
     from transformers import StaticCache
@@ -108,6 +120,10 @@ def static_cache(model: Any, max_len: int) -> Any:
     limit = getattr(text_config(model), "max_position_embeddings", None)
     if limit and max_len > limit:
         raise InputError(f"{max_len} tokens are more than the model's {limit}")
+    if kv is not None:
+        quantized = of_recipe(model.config, kv, max_len)
+        quantized.prepare(model)
+        return quantized
     cache = StaticCache(config=model.config, max_cache_len=max_len)
     token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     with torch.no_grad():  # the model knows its own heads; some have more than one size

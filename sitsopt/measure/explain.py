@@ -48,11 +48,11 @@ def explain(
     `say` hears what is going on; `kernel` says by whom a node is lowered, and why.
     Raises SpecError for options, and for a model whose inputs are not known.
     """
-    session = make_session(model, replace(options, explain=True))
+    session = make_session(model, replace(options, explain=True), outside=["kv_cache"])
     if options.target == "auto":
         session.target = session.plan.target = detect_target(measure=True)
     session.extra["kernel"] = kernel or _on(session.target)
-    calls = steps(model, graphs, inputs)
+    calls = steps(model, graphs, inputs, session.recipe.kv_cache)
     torch._dynamo.reset()
     try:
         for step in calls:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..runtime.kv.cache import of_recipe
 from ..spec.errors import Pos, SpecError, did_you_mean
+from ..spec.recipe_form import KVCache
 
 PREFILL = 512
 CONTEXT = 1024
@@ -26,12 +28,14 @@ class Step:
     args: tuple[Any, ...] = ()
 
 
-def steps(model: nn.Module, wanted: Sequence[str] = (), inputs: Any = None) -> list[Step]:
+def steps(
+    model: nn.Module, wanted: Sequence[str] = (), inputs: Any = None, kv: KVCache | None = None
+) -> list[Step]:
     """The calls that show what a model does: a decode step and a prefill of one that generates, else one forward.
 
-    `wanted` picks some by name; `inputs` (a tuple, a dict or a tensor) replaces them all by one forward. Raises SpecError for an unknown name, and for a model whose inputs are not known.
+    `wanted` picks some by name; `inputs` (a tuple, a dict or a tensor) replaces them all by one forward; `kv` describes the cache. `kv`: the cache to give it. Raises SpecError for an unknown name, and for a model whose inputs are not known.
     """
-    made = _known(model, inputs)
+    made = _known(model, inputs, kv)
     for name in wanted:
         if name not in made:
             raise SpecError(
@@ -47,7 +51,7 @@ def steps(model: nn.Module, wanted: Sequence[str] = (), inputs: Any = None) -> l
 Call = tuple[dict[str, Any], tuple[Any, ...]]
 
 
-def _known(model: nn.Module, inputs: Any) -> dict[str, Callable[[], Call]]:
+def _known(model: nn.Module, inputs: Any, kv: KVCache | None) -> dict[str, Callable[[], Call]]:
     config = getattr(model, "config", None)
     if inputs is not None:
         return {"forward": lambda: _given(inputs)}
@@ -60,8 +64,8 @@ def _known(model: nn.Module, inputs: Any) -> dict[str, Callable[[], Call]]:
     if _generates(model):
         tokens = min(PREFILL, _most_tokens(config))
         return {
-            "decode": lambda: (_cached(model, 1), ()),
-            "prefill": lambda: (_cached(model, tokens), ()),
+            "decode": lambda: (_cached(model, 1, kv), ()),
+            "prefill": lambda: (_cached(model, tokens, kv), ()),
         }
     return {"forward": lambda: (_whole(model), ())}
 
@@ -95,19 +99,23 @@ def _facts(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     )
 
 
-def _cached(model: Any, tokens: int) -> dict[str, Any]:
+def _cached(model: Any, tokens: int, kv: KVCache | None) -> dict[str, Any]:
     """Token ids and a static cache that is laid out already, as generate() has it from the second call on."""
     device, _ = _facts(model)
     names = inspect.signature(model.forward).parameters
     cache_name = "cache" if "cache" in names else "past_key_values"
     ids = torch.zeros(1, tokens, dtype=torch.long, device=device)
-    return {"input_ids": ids, cache_name: _cache(model, cache_name), "use_cache": True}
+    return {"input_ids": ids, cache_name: _cache(model, cache_name, kv), "use_cache": True}
 
 
-def _cache(model: Any, name: str) -> Any:
+def _cache(model: Any, name: str, kv: KVCache | None) -> Any:
     from transformers import StaticCache
 
     device, dtype = _facts(model)
+    if kv is not None:
+        quantized = of_recipe(model.config, kv, min(kv.max_seq_len, _most_tokens(model.config)))
+        quantized.prepare(model)
+        return quantized
     cache = StaticCache(config=model.config, max_cache_len=min(CONTEXT, _most_tokens(model.config)))
     one = torch.zeros(1, 1, dtype=torch.long, device=device)
     try:  # the model itself knows its heads best: some have more than one size

@@ -103,7 +103,7 @@ def make_input(spec: Input, env: dict[str, Any], example: Example) -> torch.Tens
     if dtype == torch.bool:
         base = torch.rand(shape) > 0.3
     elif not dtype.is_floating_point:
-        base = torch.randint(0, 7, shape).to(dtype)
+        base = (torch.randint(0, 7, shape) * (kind != "zeros")).to(dtype)
     elif kind == "randn":
         base = torch.randn(shape).to(dtype)
     else:

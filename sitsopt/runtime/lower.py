@@ -17,6 +17,7 @@ from ..graph.repeat import outline
 from ..rewrite.engine import Applied
 from ..rewrite.record import Site
 from .candidates import Chosen, candidates
+from .kv.in_place import write_in_place
 from .patterns import inductor_patches
 from .product import Compiled, Product, fold
 from .profit import Times, worth
@@ -155,6 +156,7 @@ def finish(captured: Captured, lowering: Lowering) -> Finished:
     relax_views(captured.gm.graph)
     later = written_behind(captured)
     restore(captured, later)
+    write_in_place(captured.gm)
     hoisted = [] if lowering.grad else hoist(captured)
     offset = captured.attached
     keep: list[int] = []

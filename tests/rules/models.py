@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from sitsopt import QuantizedKVCache
+
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCAB, LAYERS = 96, 6, 2, 16, 112, 67, 2
 BATCH, PROMPT, CACHE = 3, 5, 11
 
@@ -160,7 +162,8 @@ def _stir(model: nn.Module) -> None:
 
 
 def call(model: nn.Module, phase: str = "forward") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of one call: `forward` without a cache, `prefill` and `decode` on a static one."""
+    """Arguments of one call: `forward` without a cache, `prefill` and `decode` on a static one,
+    `quantized` a step on a `QuantizedKVCache`."""
     torch.manual_seed(1)
     takes = inspect.signature(model.forward).parameters
     if "pixel_values" in takes and "input_ids" not in takes:
@@ -179,7 +182,10 @@ def call(model: nn.Module, phase: str = "forward") -> tuple[tuple[Any, ...], dic
             extra["use_cache"] = False
         return (ids,), extra
     cache = static_cache(model)
-    if phase == "decode":
+    if phase == "quantized":
+        cache = QuantizedKVCache(model.config, 128, window=16, hot_budget=0.1)
+        cache.prepare(model, BATCH)
+    if phase in ("decode", "quantized"):
         with torch.no_grad():
             model(ids, past_key_values=cache, use_cache=True)
         ids = ids[:, :1].clone(memory_format=torch.contiguous_format)

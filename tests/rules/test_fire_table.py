@@ -35,12 +35,14 @@ VARIANTS = [
     *[f"{name} bf16" for name in ("llama", "gemma3", "cohere", "levit", "t5")],
     *[f"{name} decode" for name in ("llama", "qwen3", "gemma3", "gpt2")],
     "llama prefill",
+    "llama quantized",
 ]
 CASES = [*MODELS, *VARIANTS]
 # Few enough for every run; test_the_sample_shows_every_rule says when a new rule needs another.
 SAMPLE = [
     "llama decode",
     "llama bf16",
+    "llama quantized",
     "gemma2",
     "phi3",
     "gpt2",
@@ -57,7 +59,7 @@ def run(case: str) -> tuple[Counter[str], Any, Any]:
     """Distinct sites by rule, and what eager and the rewritten graphs (run without a compiler) return."""
     name, *how = case.split()
     attn = "eager" if "eager" in how else "sdpa"
-    phase = next((p for p in ("decode", "prefill") if p in how), "forward")
+    phase = next((p for p in ("decode", "prefill", "quantized") if p in how), "forward")
     model = build(name, attn, torch.bfloat16 if "bf16" in how else torch.float32)
     plan = Plan(ALL, {"channels_last": True}, Lowering("eager", repeat=False), strict=True)
     records: list[GraphRecord] = []
@@ -78,9 +80,14 @@ def _results(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
     """The tensors that a call returns, and those that it writes to a cache."""
     out = model(*args, **kwargs)
     cache = kwargs.get("past_key_values")
-    written = [t for layer in cache.layers for t in (layer.keys, layer.values)] if cache else []
+    written = [t for layer in cache.layers for t in _held(layer)] if cache else []
     values = [value for key, value in out.items() if key != "past_key_values"]
     return [t for t in (*tree_leaves(values), *written) if isinstance(t, torch.Tensor)]
+
+
+def _held(layer: Any) -> list[torch.Tensor]:
+    quantized = hasattr(layer, "view")
+    return [*layer.view().parts.values()] if quantized else [layer.keys, layer.values]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +126,7 @@ HEAD = """# Where the rules fire
 
 How often each rule fires on the unmodified classes of transformers, two layers each (`tests/rules/models.py`), in
 one forward pass; every rule is on, those that recipes leave out as well. `eager`: attention spelled out;
-`decode`, `prefill`: on a static cache. Written by `UPDATE_GOLDENS=1 python -m pytest tests/rules/test_fire_table.py`,
+`decode`, `prefill`: on a static cache; `quantized`: a step on a quantized one. Written by `UPDATE_GOLDENS=1 python -m pytest tests/rules/test_fire_table.py`,
 and compared with what fires by the same test.
 """
 

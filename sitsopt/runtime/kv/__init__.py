@@ -1,0 +1,1 @@
+"""Quantized caches of keys and values that transformers models take as their own."""
