@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch._dynamo.guards import GuardBuilder
 from torch.fx import GraphModule
 
 from . import generate
@@ -39,9 +41,22 @@ def sits(
         session = find_or_make(
             owner, parsed, mode, lambda: make_session(owner, parsed, mode, unknown)
         )
+        if session.plan.weights and session.plan.weights.stored:
+            for_one_model(gm, inputs)
         return compile_one(gm, inputs, session).call()
     except (SpecError, ExpectationError, LoweringError) as error:
         return raising(error)
+
+
+def for_one_model(gm: GraphModule, inputs: Sequence[Any]) -> None:
+    """Guard the identity of a parameter: Dynamo reuses a graph for any model of the same structure, and another one
+    comes from another file, or from none."""
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        source = getattr(node, "_dynamo_source", None)
+        if isinstance(value, torch.nn.Parameter) and source is not None:
+            context = torch._guards.TracingContext.get()
+            context.guards_context.dynamo_guards.add(source.make_guard(GuardBuilder.ID_MATCH))
+            return
 
 
 def compile_one(

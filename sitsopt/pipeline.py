@@ -134,8 +134,7 @@ def capture_and_rewrite(
         rules = [r for r in plan.rules if r.stage != "weights"]
         applied = rewrite(view, rules, settings, record)
         if plan.weights is not None:
-            choose = plan.weights.choose(captured)
-            applied = swap(view, choose, swaps, applied, settings, record)
+            applied = swap(view, plan.weights, captured, swaps, applied, settings, record)
         record.rewrite_ms = (time.perf_counter() - start) * 1e3
     return captured, applied, view
 

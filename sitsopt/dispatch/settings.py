@@ -43,6 +43,7 @@ def settings_digest(session: Session, dynamic: bool | None) -> str:
         {k: _ordered(v) for k, v in vars(options).items()},
         session.recipe,
         session.target,
+        session.plan.weights.facts() if session.plan.weights else None,
         *(_portable(config) for config in _configs()),
     ]
     return Describer().digest(facts)

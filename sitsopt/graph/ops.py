@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from . import packed
+from . import archived, packed
 from .kv import ops as kv_ops
 
 LIB = torch.library.Library("sits", "DEF")
@@ -159,7 +159,10 @@ def linears(x, weights, biases):  # type: ignore[no-untyped-def]
 
 @op("pack(Tensor weight, str scheme, int group, bool low, str per) -> Tensor")
 def pack(weight, scheme, group, low, per):  # type: ignore[no-untyped-def]
-    """A weight [N, K] rounded and laid out as `packed.pack` does: uint8 [ceil(N / 16), bytes of 16 rows]."""
+    """A weight [N, K] rounded and laid out as `packed.pack` does: uint8 [ceil(N / 16), bytes of 16 rows]. per
+    `stored`: with the numbers of the file it was read from."""
+    if per == archived.STORED:
+        return archived.pack(weight, scheme, group, low)
     return packed.pack(weight, scheme, group, low, per)
 
 
@@ -184,6 +187,8 @@ def packed_linears(x, weights, biases, rows, scheme, group, low, inputs):  # typ
 def stored(weight, scheme, group, low, per, inputs):  # type: ignore[no-untyped-def]
     """A weight as the recipe wants it kept: rounded, and a plain weight again. Rules of the stage `weights` swap the
     linear that reads it for one over the packed weight; where none fits, the weight stays what it was."""
+    if per == archived.STORED:
+        return archived.nearest(weight, scheme, group, low)
     return packed.nearest(weight, scheme, group, low, per)
 
 

@@ -110,6 +110,11 @@ def error_of(packed: Tensor) -> float | None:
     return found
 
 
+def note_error(packed: Tensor, error: float) -> None:
+    """What `error_of` says of a packed weight that was made elsewhere."""
+    _ERRORS[packed] = error
+
+
 def _shared_scale(weight: Tensor, per: str) -> Tensor:
     """fp8 scales before rounding: [N, 1], or [N, groups] for blocks."""
     size = weight.detach().abs().to(torch.float32)

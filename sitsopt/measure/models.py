@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from sitsopt.graph.archived import comes_from
 from sitsopt.measure.errors import InputError
-from sitsopt.measure.gguf import unpacked
+from sitsopt.measure.gguf import archive, unpacked
 from sitsopt.measure.packaged import PACKAGED, find_packaged
 from sitsopt.spec.errors import did_you_mean
 
@@ -126,6 +127,7 @@ def _from_gguf(path: Path, name: str, dtype: torch.dtype) -> Loaded:
     transformers()
     loaded = _from_folder(unpacked(path, dtype), name, dtype, trust=False)
     loaded.kind, loaded.gguf = "gguf", path
+    comes_from(loaded.model, archive(path))
     return loaded
 
 

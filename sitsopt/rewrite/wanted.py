@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Node
 
+from ..graph.archived import STORED, Archived, open_for
 from ..graph.capture import Captured
 from ..graph.facts import storage_root
 from ..spec.recipe import Recipe, Weight
@@ -23,10 +24,30 @@ from .view import GraphView
 
 @dataclass
 class WantedWeights:
-    """The entry of `weights:` for each linear layer, by its name in the model that `owner` gives."""
+    """The entry of `weights:` for each linear layer, by its name in the model that `owner` gives. stored: what the
+    model's file holds of those it is asked for; left: why layers stay as they are."""
 
     owner: Callable[[], Any]
     entries: dict[str, Weight] = field(default_factory=dict)
+    stored: dict[str, Archived] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def settings_of(self, name: str) -> Settings | None:
+        """The arguments of `sits.stored` for a layer; None where it stays as it is."""
+        entry = self.entries.get(name)
+        if entry is None or entry.scheme is None:
+            return None
+        if entry.scheme != STORED:
+            return settings(entry)
+        found = self.stored.get(name)
+        if found is None:
+            return None
+        form = found.layout
+        return form.scheme, form.group, form.low, STORED, entry.activations or ""
+
+    def facts(self) -> dict[str, Settings | None]:
+        """The settings of every layer: what decides, beside the recipe, what a compile gives."""
+        return {name: self.settings_of(name) for name in self.entries}
 
     def choose(self, captured: Captured) -> Choose:
         """What to do with a weight, as one graph knows it: by the parameter behind it, and where several modules
@@ -43,22 +64,26 @@ class WantedWeights:
             if not found:
                 return None
             name = module if module in found else found[0]
-            entry = self.entries.get(name)
-            if entry is None or entry.scheme is None:
+            wanted = self.settings_of(name)
+            if wanted is None:
+                return None
+            if name in self.stored and weight not in params:
+                self.left[name] = "it is read transposed or folded: the file holds it as it was"
                 return None
             while (
                 weight not in params and "sits_fold" not in weight.meta
             ):  # a transpose is folded too
                 weight.meta["sits_fold"] = "weights"
                 weight = weight.all_input_nodes[0]
-            return settings(entry), name
+            return wanted, name
 
         return chosen
 
 
 def swap(
     view: GraphView,
-    choose: Choose,
+    wanted: WantedWeights,
+    captured: Captured,
     rules: Sequence[Rule],
     applied: list[Applied],
     how: EngineSettings,
@@ -70,10 +95,10 @@ def swap(
         why = "gradients are recorded, and packed weights have none"
         record.left_weights = {"every layer": why}
         return applied
-    marked = mark(view, choose)
+    marked = mark(view, wanted.choose(captured))
     applied = [*applied, *rewrite(view, rules, how, record)]
     merge(view, marked, applied)
-    record.left_weights = left_alone(marked, record)
+    record.left_weights = left_alone(marked, record) | wanted.left
     return applied
 
 
@@ -124,7 +149,33 @@ def wanted_weights(
             if getattr(weight, key):
                 asked = f"weights: {weight.match}: {key} {getattr(weight, key)}"
                 effective.append(Effective(asked, "ignored", why))
-    return WantedWeights(weak, entries)
+    wanted = WantedWeights(weak, entries)
+    from_file = [name for name, entry in entries.items() if entry.scheme == STORED]
+    if from_file:
+        _look_up(owner, from_file, wanted, effective)
+    return wanted
+
+
+def _look_up(
+    owner: nn.Module, asked: list[str], wanted: WantedWeights, effective: list[Effective]
+) -> None:
+    """Fill in what the model's file holds of the layers that are asked for."""
+    archive = open_for(owner)
+    if archive is None:
+        why = "the model was read from no file with quantized weights"
+        effective.append(Effective("weights: stored", "as they are", why))
+        return
+    by_weight = {
+        id(p): archive[name]
+        for name, p in owner.named_parameters(remove_duplicate=False)
+        if name in archive
+    }
+    for name in asked:
+        found = by_weight.get(id(owner.get_submodule(name).weight), "the file has no such weight")
+        if isinstance(found, str):
+            wanted.left[name] = found
+        else:
+            wanted.stored[name] = found
 
 
 UNBUILT = {

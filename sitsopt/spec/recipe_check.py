@@ -68,6 +68,10 @@ def _weight(recipe: Recipe, weight: Weight, index: int) -> Iterator[SpecError]:
             yield error(
                 key, f"`{key}` beside `skip`", hint="weights that are skipped take no settings"
             )
+    if weight.scheme == "stored":
+        for key in sorted({"group", "zero_point", "per", "rounds"} & weight.model_fields_set):
+            yield error(key, f"`{key}` beside `stored`", hint="the file says how its weights are")
+        return
     if weight.per is not None and weight.scheme != "fp8":
         yield error("per", "`per` is a setting of fp8", expected="scheme: fp8")
     if weight.group is not None and weight.scheme == "fp8":

@@ -20,7 +20,7 @@ from .source import Document, Spec
 
 Text = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Scheme = Literal["fp8", "int8", "int4"]
+Scheme = Literal["fp8", "int8", "int4", "stored"]
 StepName = Literal["pools", "cache", "speculation", "graphs", "plain"]
 Profitability = Literal["measure", "model", "always"]
 
@@ -29,7 +29,10 @@ class Weight(Spec):
     """What happens to the weights of the modules that `match` selects: a `scheme`, or `skip` with why."""
 
     match: Text = Field(description="A selector; see docs of `sitsopt.spec.select`.")
-    scheme: Scheme | None = Field(default=None, description="How the weights are stored.")
+    scheme: Scheme | None = Field(
+        default=None,
+        description="How the weights are stored; `stored`: with the numbers of the file that the model came from.",
+    )
     skip: Text | None = Field(default=None, description="Leave them as they are; says why.")
     group: Annotated[int, Field(ge=8)] | None = Field(
         default=None, description="Inputs that share a scale. Without it a whole row does."
@@ -57,6 +60,8 @@ class Weight(Spec):
     def __str__(self) -> str:
         if self.scheme is None:
             return f"{self.match} as it is"
+        if self.scheme == "stored":
+            return f"{self.match} as the file stores it"
         group = f"group {self.group}" if self.group else "one scale a row"
         rounds = f"{self.rounds} rounds" if self.rounds else ""
         flags = [name for name in ("zero_point", "release") if getattr(self, name)]

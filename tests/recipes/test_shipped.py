@@ -6,7 +6,7 @@ from sitsopt.spec.locate import files
 from sitsopt.spec.recipe import Recipe, dump, family, load_recipe, requests
 
 NAMES = sorted(files("recipes"))
-OVERLAYS = ["fp8", "int4", "int4-kv", "int8", "speculate"]
+OVERLAYS = ["fp8", "int4", "int4-kv", "int8", "speculate", "stored"]
 FAMILIES = {
     "llama": ["LlamaForCausalLM", "MistralForCausalLM"],
     "gemma3": ["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
