@@ -22,6 +22,13 @@ IDS = torch.arange(6)[None]
 STORED = ["default", {"weights": [{"match": "**", "scheme": "stored"}]}]
 
 
+@pytest.fixture(autouse=True)
+def fresh():
+    """Each model of a file has a graph of its own: Dynamo would stop compiling for so many."""
+    yield
+    torch._dynamo.reset()
+
+
 def kind_of(name):
     """As llama.cpp mixes formats: the head in eight bits, one layer left plain."""
     if name == "lm_head":
