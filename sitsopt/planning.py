@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from .calibrate.choose import apply as use_calibrated
 from .options import Options
 from .pipeline import LoweringError, Plan
 from .rewrite.order import ordered
@@ -66,6 +67,9 @@ def make_session(
     )  # fmt: skip
     plan.weights = wanted_weights(owner, weak(owner), recipe, record.effective)
     missing = unbuilt(recipe, outside)
+    if plan.weights is not None:
+        lines, complete = use_calibrated(plan.weights, owner, options.path)
+        (record.effective if complete else missing).extend(lines)
     if options.strict and missing:
         raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))
     record.effective.extend(missing)

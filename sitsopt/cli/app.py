@@ -189,6 +189,34 @@ def explain(
 
 
 @app.command()
+def calibrate(
+    model: c.Model,
+    recipe: c.Recipe = "auto,int4",
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds; else the recipe's.", show_default=False)
+    ] = None,
+    text: Annotated[str, typer.Option(help="A text file; else Python's own reference.")] = "",
+    tokens: Annotated[int, typer.Option(help="Tokens of text to use.")] = 16384,
+    out: Annotated[str, typer.Option(help="A folder of the search path to keep it in.")] = "",
+    set_: c.Set = None,
+    path: c.SearchPath = None,
+    dtype: c.Dtype = "f32",
+    trust_remote_code: c.Trust = False,
+    as_json: c.Json = False,
+) -> int:
+    """Choose the packed weights of a recipe so that the output changes least; later runs use them.
+
+    Goes on where an interrupted run stopped.
+
+    `sitsopt calibrate smollm2 --recipe auto,int4 --set weights.*.effective_bits=4.75`
+    """
+    from sitsopt.cli.calibrate import calibrate as verb
+
+    given = _given(model, recipe, "auto", set_, path, dtype, trust_remote_code)
+    return verb(given, text=text, rounds=rounds, tokens=tokens, out=out, as_json=as_json)
+
+
+@app.command()
 def cache(
     action: Annotated[str, typer.Argument(help="info or clear.")] = "info",
     part: Annotated[str, typer.Argument(help="One part alone; see info.")] = "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from . import archived, packed
+from . import archived, calibrated, packed
 from .kv import ops as kv_ops
 
 LIB = torch.library.Library("sits", "DEF")
@@ -157,13 +157,15 @@ def linears(x, weights, biases):  # type: ignore[no-untyped-def]
     return [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
 
 
-@op("pack(Tensor weight, str scheme, int group, bool low, str per) -> Tensor")
-def pack(weight, scheme, group, low, per):  # type: ignore[no-untyped-def]
+@op("pack(Tensor weight, str scheme, int group, bool low, str per, str numbers) -> Tensor")
+def pack(weight, scheme, group, low, per, numbers):  # type: ignore[no-untyped-def]
     """A weight [N, K] rounded and laid out as `packed.pack` does: uint8 [ceil(N / 16), bytes of 16 rows]. per
-    `stored`: with the numbers of the file it was read from."""
+    `stored`: with the numbers of the file it was read from. numbers: empty for the nearest, else the name of
+    calibrated ones, which `calibrated.find` knows."""
     if per == archived.STORED:
         return archived.pack(weight, scheme, group, low)
-    return packed.pack(weight, scheme, group, low, per)
+    found = calibrated.find(numbers, weight) if numbers else None
+    return packed.pack(weight, scheme, group, low, per) if found is None else found
 
 
 @op(
@@ -183,12 +185,18 @@ def packed_linears(x, weights, biases, rows, scheme, group, low, inputs):  # typ
     return [F.linear(x, w.to(x.dtype), b) for w, b in zip(plain, biases, strict=True)]
 
 
-@op("stored(Tensor weight, str scheme, int group, bool low, str per, str inputs) -> Tensor")
-def stored(weight, scheme, group, low, per, inputs):  # type: ignore[no-untyped-def]
+@op(
+    "stored(Tensor weight, str scheme, int group, bool low, str per, str inputs, str numbers) -> Tensor"
+)
+def stored(weight, scheme, group, low, per, inputs, numbers):  # type: ignore[no-untyped-def]
     """A weight as the recipe wants it kept: rounded, and a plain weight again. Rules of the stage `weights` swap the
     linear that reads it for one over the packed weight; where none fits, the weight stays what it was."""
     if per == archived.STORED:
         return archived.nearest(weight, scheme, group, low)
+    found = calibrated.find(numbers, weight) if numbers else None
+    if found is not None:
+        layout = packed.Layout(scheme, group, low)
+        return packed.unpack(found, weight.shape[0], weight.shape[1], layout).to(weight.dtype)
     return packed.nearest(weight, scheme, group, low, per)
 
 

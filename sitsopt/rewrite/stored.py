@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "tanh": ("aten.tanh", {}),
     "sigmoid": ("aten.sigmoid", {}),
 }
-Settings = tuple[str, int, bool, str, str]  # the arguments of `sits.stored` behind the weight
+Settings = tuple[str, int, bool, str, str, str]  # the arguments of `sits.stored` behind the weight
 # A parameter and the module that reads it, to its settings and the module's own name.
 Choose = Callable[[Node, str], tuple[Settings, str] | None]
 

@@ -31,6 +31,7 @@ class WantedWeights:
     entries: dict[str, Weight] = field(default_factory=dict)
     stored: dict[str, Archived] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)  # the set of a layer's calibrated numbers
 
     def settings_of(self, name: str) -> Settings | None:
         """The arguments of `sits.stored` for a layer; None where it stays as it is."""
@@ -38,12 +39,12 @@ class WantedWeights:
         if entry is None or entry.scheme is None:
             return None
         if entry.scheme != STORED:
-            return settings(entry)
+            return settings(entry, self.numbers.get(name, ""))
         found = self.stored.get(name)
         if found is None:
             return None
         form = found.layout
-        return form.scheme, form.group, form.low, STORED, entry.activations or ""
+        return form.scheme, form.group, form.low, STORED, entry.activations or "", ""
 
     def facts(self) -> dict[str, Settings | None]:
         """The settings of every layer: what decides, beside the recipe, what a compile gives."""
@@ -179,16 +180,14 @@ def _look_up(
 
 
 UNBUILT = {
-    "rounds": "calibration is not built yet: the nearest value is taken",
-    "effective_bits": "calibration is not built yet: every layer gets its scheme",
     "release": "releasing is not built yet: the original weights stay in memory",
 }
 
 
-def settings(entry: Weight) -> Settings:
-    """An entry as the arguments of `sits.stored`."""
+def settings(entry: Weight, numbers: str = "") -> Settings:
+    """An entry as the arguments of `sits.stored`. numbers: the set of calibrated ones, if any."""
     scheme, group, per = str(entry.scheme), entry.group or 0, ""
     if scheme == "fp8":
         per = entry.per or "row"
         group = 128 if per == "block" else 0
-    return scheme, group, entry.zero_point, per, entry.activations or ""
+    return scheme, group, entry.zero_point, per, entry.activations or "", numbers
