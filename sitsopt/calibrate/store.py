@@ -183,7 +183,7 @@ def _reader(name: str, weight: Tensor) -> Tensor | None:
     if layer is None:
         return None
     with safe_open(found.path, "pt") as file:
-        return file.get_tensor(layer)
+        return file.get_tensor(layer).clone()  # kernels want it at whole lines of memory
 
 
 calibrated.register(_reader)

@@ -67,7 +67,7 @@ def run(
             f"the recipe {options.sits.recipe} packs no weights: give one that does, as in --recipe auto,int4"
         )
     texts = _texts(loaded, options)
-    head = _head(loaded.model)
+    head = head_of(loaded.model)
     sets = [
         _one_set(loaded, options, entry, [n for n, e in entries.items() if e is entry], texts, head, say, told)
         for entry in {id(e): e for e in entries.values()}.values()
@@ -80,7 +80,7 @@ def run(
     }
 
 
-def _head(model: Any) -> nn.Module | None:
+def head_of(model: Any) -> nn.Module | None:
     """What makes logits of hidden states, where a model does."""
     found: nn.Module | None = None
     if hasattr(model, "get_output_embeddings"):

@@ -35,7 +35,7 @@ def test_a_page_says_who_set_what(capsys):
     out = capsys.readouterr().out
     assert "weights.0.group" in out
     assert "int4.yaml:4:" in out
-    assert "asks for weights: ** in int4, group 64, zero_point" in out
+    assert "asks for weights: ** in int4, group 64, 3 rounds, zero_point" in out
 
 
 def test_a_page_as_json(capsys):
