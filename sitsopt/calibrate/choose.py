@@ -23,7 +23,12 @@ def form_of(entry: Weight) -> Form:
 def asks(entry: Weight) -> bool:
     """Whether an entry wants calibrated numbers."""
     wanted = entry.rounds is not None or entry.effective_bits is not None
-    return entry.scheme is not None and wanted
+    return packs(entry) and wanted
+
+
+def packs(entry: Weight) -> bool:
+    """Whether an entry has weights rounded; those of a file are already."""
+    return entry.scheme not in (None, "stored")
 
 
 def apply(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sitsopt.calibrate import store
-from sitsopt.calibrate.choose import form_of
+from sitsopt.calibrate.choose import form_of, packs
 from sitsopt.calibrate.grid import Form
 from sitsopt.calibrate.passes import linears
 from sitsopt.calibrate.rounds import Job, calibrate, converged
@@ -61,7 +61,7 @@ def run(
         raise InputError(f"{loaded.name} has no weights to calibrate")
     recipe = _recipe(loaded, options)
     wanted = wanted_weights(loaded.model, lambda: loaded.model, recipe, [])
-    entries = {} if wanted is None else {n: e for n, e in wanted.entries.items() if e.scheme}
+    entries = {} if wanted is None else {n: e for n, e in wanted.entries.items() if packs(e)}
     if not entries:
         raise InputError(
             f"the recipe {options.sits.recipe} packs no weights: give one that does, as in --recipe auto,int4"

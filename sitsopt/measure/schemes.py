@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sitsopt.calibrate.choose import apply, form_of
+from sitsopt.calibrate.choose import apply, form_of, packs
 from sitsopt.calibrate.passes import lent, linears, output, put, weight_of
 from sitsopt.graph import calibrated
 from sitsopt.graph.packed import nearest, unpack
@@ -80,7 +80,7 @@ def packed_weights(
     for name, module in linears(model).items():
         weight, entry = weight_of(module), wanted.entries.get(name)
         total += weight.numel()
-        if entry is None or entry.scheme is None:
+        if entry is None or not packs(entry):
             bits += 16 * weight.numel()
             continue
         form, numbers = form_of(entry), wanted.numbers.get(name)
