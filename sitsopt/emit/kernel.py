@@ -78,6 +78,30 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class KvAttention:
+    """Few query rows against a quantized cache, which is read as it is kept.
+
+    dtype: of the model and of what is not packed. bits: 4 or 8, of packed tiles. kv_heads and layout (the text of
+    `graph.kv.layout.Layout`) say where the parts of such a cache lie: they are no part of the text.
+    """
+
+    isa: str
+    dtype: str
+    head_dim: int
+    value_dim: int
+    bits: int
+    kv_heads: int
+    layout: str
+
+    family = "kv_attention"
+
+    @property
+    def symbol(self) -> str:
+        """The one C function the text exports."""
+        return f"sits_kv_{self.dtype}_{self.head_dim}_{self.value_dim}_i{self.bits}"
+
+
+@dataclass(frozen=True)
 class Linear:
     """Few rows of activations times row-major weights, several weights in one parallel region."""
 
@@ -120,4 +144,4 @@ class Packed:
         return "_".join(parts + ["low"] * self.low + [f"x_{self.inputs}"] * bool(self.inputs))
 
 
-Kernel = Attention | Linear | Packed
+Kernel = Attention | KvAttention | Linear | Packed

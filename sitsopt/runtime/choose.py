@@ -57,6 +57,19 @@ def _attention(node: Node, ask: Ask) -> Found:
     return ask("attention", q, facts, "keys and values are read once per group of query heads")
 
 
+def _kv_attention(node: Node, ask: Ask) -> Found:
+    q, k, v = (tensor(arg) for arg in node.args[:3])
+    if q is None or k is None or v is None:
+        return None, "its inputs are no tensors"
+    facts = {
+        "head_dim": k.shape[3],
+        "value_dim": v.shape[3],
+        "kv_heads": k.shape[1],
+        "layout": node.args[6],
+    }
+    return ask("kv_attention", q, facts, "packed tiles are read as they are kept; longer steps unpack them")  # fmt: skip
+
+
 def _linears(node: Node, ask: Ask) -> Found:
     x = tensor(node.args[0])
     weights: Any = node.args[1]
@@ -89,6 +102,7 @@ def _ask(name: str, x: torch.Tensor, facts: dict[str, Any], note: str) -> Found:
 
 _FACTS: dict[str, Callable[[Node, Ask], Found]] = {
     "attention": _attention,
+    "kv_attention": _kv_attention,
     "linears": _linears,
     "packed_linears": _packed,
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..kernel import ISAS, Attention, Kernel, Packed
-from . import abi, attention, element, linear, packed, vector
+from ..kernel import ISAS, Attention, Kernel, KvAttention, Packed
+from . import abi, attention, attention_kv, element, linear, packed, vector
 from .ops import ops_text
 
 __all__ = ["kernel_text", "ops_text"]
@@ -15,6 +15,8 @@ def kernel_text(kernel: Kernel) -> str:
     parts = [vector.text(lanes), element.text(kernel.dtype)]
     if isinstance(kernel, Attention):
         parts += [abi.ATTENTION, attention.text(kernel)]
+    elif isinstance(kernel, KvAttention):
+        parts += [abi.ATTENTION, abi.KV, attention_kv.text(kernel)]
     elif isinstance(kernel, Packed):
         parts += [abi.LINEAR, packed.text(kernel)]
     else:

@@ -17,6 +17,22 @@ struct SitsAttention {
 typedef int (*SitsAttentionFn)(SitsAttention*);
 """
 
+KV = r"""
+// A layer's cache: rows of bytes, each with the same parts (graph/kv/layout.py). `at` is where a part starts; the
+// order is that of `emit/cpp/attention_kv.PARTS`. The first member is the attention over it: k, v are null, keys is
+// the mask's width. total: tokens in the cache, all of them stored.
+struct SitsKv {
+    SitsAttention a;
+    uint8_t* state;
+    int64_t row_bytes, total, committed;
+    int64_t at[16];
+    int64_t ring, old, pool, sinks, tiles, rate;  // tokens, tiles, tiles, tokens, tiles, whether mass is added up
+    float *peak, *part;        // [batch * kv_heads][tiles][rows], of one step
+    float *base, *sum;         // [batch * kv_heads][rows]
+};
+typedef int (*SitsKvFn)(SitsKv*);
+"""
+
 LINEAR = r"""
 // w is [n, k] with rows ldw apart, out is [m, n] with rows ldo apart; bias is [n] or null.
 struct SitsWeight {

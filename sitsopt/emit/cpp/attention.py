@@ -8,11 +8,11 @@ K and V are read once for all query heads of a group; a tile the mask closes is 
 from __future__ import annotations
 
 from ..kernel import Attention
-from .attention_merge import MERGE_TEXT
+from .attention_merge import FINISH_TEXT, QUERY_TEXT, SWEEP_TEXT
 from .attention_plan import PLAN_TEXT
 from .attention_tile import TILE_TEXT
 
-_RUN = r"""
+RUN_TEXT = r"""
 // A thread's room: what a tile needs, and two partial results (its first and its last segment).
 static size_t worker_room(int64_t r) { return tile_room(r) + 2 * partial_room(r) + 16; }
 INLINE int64_t most_rows(const SitsAttention* a, const Plan& p) { return p.block * group_of(a); }
@@ -115,11 +115,19 @@ extern "C" int SYMBOL(SitsAttention* a) {
 
 def text(kernel: Attention) -> str:
     """The attention translation unit after vectors, elements and structs."""
-    head = (
-        f"#define HD {kernel.head_dim}\n#define VD {kernel.value_dim}\n"
-        f"#define SYMBOL {kernel.symbol}\n#define TILE 64\n#define MAX_TEAM 256\n"
+    return (
+        header(kernel.head_dim, kernel.value_dim, kernel.symbol) + PLAN_TEXT + TILE_TEXT
+        + QUERY_TEXT + SWEEP_TEXT + FINISH_TEXT + RUN_TEXT
+    )  # fmt: skip
+
+
+def header(head_dim: int, value_dim: int, symbol: str, extra: str = "0") -> str:
+    """Sizes that the texts of attention read. extra: floats that a thread needs beside them."""
+    return (
+        f"#define HD {head_dim}\n#define VD {value_dim}\n"
+        f"#define SYMBOL {symbol}\n#define TILE 64\n#define MAX_TEAM 256\n#define EXTRA_ROOM {extra}\n"
+        "#if !defined(AFTER_ROW)\n#define AFTER_ROW(a, at, r, base, total)\n#endif\n"
         "#define SHARE 32768    // bytes of K and V below which another thread does not pay\n"
         "#define FEW_ROWS 16    // query positions that read K and V together\n"
         "#define BLOCK_ROWS 64  // query rows of a group, above that, in one block\n"
     )
-    return head + PLAN_TEXT + TILE_TEXT + MERGE_TEXT + _RUN

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MERGE_TEXT = r"""
+QUERY_TEXT = r"""
 static void load_queries(const SitsAttention* a, const Segment& at, float* q) {
     int64_t group = group_of(a);
     for (int64_t t = at.first; t < at.first + at.rows; t++)
@@ -51,6 +51,9 @@ INLINE int64_t even_block(int64_t rows, int64_t most) {
     return (rows + blocks - 1) / blocks;
 }
 
+"""
+
+SWEEP_TEXT = r"""
 // Runs `count` tiles of a segment; leaves accumulators, m and l in `part`.
 static void sweep(const SitsAttention* a, const Segment& at, const int32_t* tiles, int64_t count,
                   float* mine, float* part) {
@@ -87,7 +90,9 @@ static void sweep(const SitsAttention* a, const Segment& at, const int32_t* tile
         }
     }
 }
+"""
 
+FINISH_TEXT = r"""
 #if defined(DOT2)
 #define OUT_LANE lane_of_zip
 #else
@@ -122,6 +127,7 @@ static bool finish(const SitsAttention* a, const Segment& at, float* const* part
             total += m[up(rows) + r] * share;
             for (int j = 0; j < VP / W; j++) x[j] = fma(loadf(o + j * W), splat(share), x[j]);
         }
+        AFTER_ROW(a, at, r, base, total);
         for (int j = 0; j < VP / W; j++) x[j] = x[j] / splat(total == 0.0f && a->safe ? 1.0f : total);
         write_row(x, (elem*)a->out + at.b * a->out_stride[0] + head * a->out_stride[1] +
                          (at.first + r / group) * a->out_stride[2]);

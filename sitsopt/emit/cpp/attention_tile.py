@@ -25,7 +25,7 @@ TILE_TEXT = r"""
 // Floats: q, scores, bias, m-to-alpha; then a partial result: accumulators, m, l.
 static size_t up(size_t n) { return (n + 15) / 16 * 16; }
 static size_t tile_room(int64_t r) {
-    return up(r * QP) + 2 * r * TILE + up(r);
+    return up(r * QP) + 2 * r * TILE + up(r) + EXTRA_ROOM;
 }
 static size_t partial_room(int64_t r) { return up(r * VP) + 2 * up(r); }
 

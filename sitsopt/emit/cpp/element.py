@@ -20,6 +20,7 @@ INLINE elem narrow(float x) { return x; }
 """
 
 _BF16 = r"""
+#define BF16 1
 typedef uint16_t elem;
 #define WORD_ELEMS 2
 INLINE void split(vu w, vf& a, vf& b) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from . import abi
 from .ops_attention import ATTENTION_OPS
+from .ops_kv import KV_OPS
 from .ops_linear import LINEAR_OPS
 from .ops_noted import NOTED_OPS
 from .ops_packed import PACKED_OPS
@@ -15,6 +16,7 @@ from .ops_packed import PACKED_OPS
 _HEAD = r"""
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_safe_softmax_ops.h>
 #include <ATen/ops/arange_ops.h>
 #include <ATen/ops/cat_ops.h>
@@ -31,6 +33,7 @@ _HEAD = r"""
 #include <cstring>
 #include <optional>
 #include <pthread.h>
+#include <string>
 #include <string_view>
 #include <torch/library.h>
 #include <vector>
@@ -75,6 +78,15 @@ TORCH_LIBRARY_FRAGMENT(sits_cpp, m) {
         "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal=False,"
         " float softcap=0.0, Tensor? sinks=None, bool safe=True) -> Tensor",
         {at::Tag::pt2_compliant_tag});
+    m.def(
+        "kv_attention(Tensor q, Tensor k, Tensor v, Tensor state, Tensor length, Tensor? mask, str layout,"
+        " float scale, bool causal=False, float softcap=0.0, Tensor? sinks=None, bool safe=True)"
+        " -> (Tensor, Tensor, Tensor)",
+        {at::Tag::pt2_compliant_tag});
+    m.def(
+        "kv_attention_(Tensor q, Tensor k, Tensor v, Tensor(a!) state, Tensor(b!) length, Tensor? mask, str layout,"
+        " float scale, bool causal=False, float softcap=0.0, Tensor? sinks=None, bool safe=True) -> Tensor",
+        {at::Tag::pt2_compliant_tag});
     m.def("linears(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]",
           {at::Tag::pt2_compliant_tag});
     m.def("stamp(Tensor[] tensors) -> int");
@@ -89,6 +101,8 @@ TORCH_LIBRARY_FRAGMENT(sits_cpp, m) {
 }
 TORCH_LIBRARY_IMPL(sits_cpp, CPU, m) {
     m.impl("attention", TORCH_FN(attention));
+    m.impl("kv_attention", TORCH_FN(kv_attention));
+    m.impl("kv_attention_", TORCH_FN(kv_attention_));
     m.impl("linears", TORCH_FN(linears));
     m.impl("gated", TORCH_FN(gated));
     m.impl("stamp", TORCH_FN(stamp));
@@ -103,9 +117,11 @@ def ops_text() -> str:
         [
             _HEAD,
             abi.ATTENTION,
+            abi.KV,
             abi.LINEAR,
             _COMMON,
             ATTENTION_OPS,
+            KV_OPS,
             LINEAR_OPS,
             PACKED_OPS,
             NOTED_OPS,

@@ -5,14 +5,14 @@ Lowering turns the copy of a new state into the old one into a write in place.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from .layout import TILE
 from .rating import observe, open_keys, promote, sampled, set_start
-from .state import State, shape_of
+from .state import Fresh, State, shape_of
 
 Tensor = torch.Tensor
 UPDATE = (
@@ -23,6 +23,7 @@ ATTENTION = (
     "kv_attention(Tensor q, Tensor k, Tensor v, Tensor state, Tensor length, Tensor? mask, str layout, float scale,"
     " bool causal=False, float softcap=0.0, Tensor? sinks=None, bool safe=True) -> (Tensor, Tensor, Tensor)"
 )
+PACK = "kv_pack_(Tensor(a!) state, Tensor k, Tensor v, int had, int now, str layout) -> ()"
 IN_PLACE = (
     ATTENTION.replace("kv_attention", "kv_attention_")
     .replace("Tensor state", "Tensor(a!) state")
@@ -31,29 +32,39 @@ IN_PLACE = (
 )
 
 
-def update_(k: Tensor, v: Tensor, state: State, length: Tensor) -> tuple[Tensor, Tensor, int, int]:
-    """Store k and v; all keys and values, those of this call as they came; and which tiles became old."""
-    had = int(length)
-    state.check_room(had, k.shape[2])
-    keys, values = (t.to(k.dtype) for t in state.read(had))
-    keys[:, :, had : had + k.shape[2]] = k
-    values[:, :, had : had + k.shape[2]] = v
-    old, now = state.append(had, k, v)
-    length.add_(k.shape[2])
-    return keys, values, old, now
+FEW = 16  # tokens of one step, at most, that are stored before attention reads them
 
 
-def rate_(
-    state: State, seen: Tensor, weights: Tensor, keys: Tensor, values: Tensor, old: int, now: int
-) -> None:
+def update_(k: Tensor, v: Tensor, state: State, length: Tensor) -> tuple[Tensor, Tensor, Fresh]:
+    """Store k and v; all keys and values; and which tiles became old and are still to be rated.
+
+    A step of few tokens packs what gets old first and reads it as it is kept, so that nothing but the state is read. A
+    longer one is attended as it came, and rated by that: nothing else would be known of a long prompt.
+    """
+    had, count = int(length), k.shape[2]
+    state.check_room(had, count)
+    if count <= FEW:
+        fresh = state.append(had, k, v)
+        promote(state, fresh)
+        keys, values = (t.to(k.dtype) for t in state.read(had + count))
+        fresh = replace(fresh, old=fresh.now)
+    else:
+        keys, values = (t.to(k.dtype) for t in state.read(had))
+        keys[:, :, had : had + count] = k
+        values[:, :, had : had + count] = v
+        fresh = state.append(had, k, v)
+    length.add_(count)
+    return keys, values, fresh
+
+
+def rate_(state: State, seen: Tensor, weights: Tensor, fresh: Fresh) -> None:
     """What attention tells a cache: where sequences begin, what is hot. `weights`: as `rating.observe` takes them."""
     if state.layout.sinks or state.layout.budget:
         set_start(state, seen)
-    for name, tokens in (("k", keys), ("v", values)):
-        state.keep_sinks(name, tokens[:, :, old * TILE : now * TILE], old, now)
+    state.keep_sinks(fresh)
     if state.layout.budget:
         observe(state, weights, seen)
-        promote(state, keys, values, old, now)
+        promote(state, fresh)
 
 
 def kv_update(
@@ -62,7 +73,7 @@ def kv_update(
     """Keys and values [B, Hk, max_len, D] with k and v [B, Hk, T, D] behind the `length` tokens there are, the new
     state and length. Raises CacheFull. What attention then looks at is not seen: nothing gets hot."""
     state, length = state.clone(), length.clone()
-    keys, values, _, _ = update_(k, v, State(state, shape_of(k, v, layout)), length)
+    keys, values, _ = update_(k, v, State(state, shape_of(k, v, layout)), length)
     return keys, values, state, length
 
 
@@ -90,14 +101,21 @@ def kv_attention_(
 ) -> Tensor:
     """`kv_update` in place, and `sits.attention` of q [B, Hq, T, D] over its keys; tiles are rated by what q attends."""
     view = State(state, shape_of(k, v, layout))
-    keys, values, old, now = update_(k, v, view, length)
+    keys, values, fresh = update_(k, v, view, length)
     out = torch.ops.sits.attention(q, keys, values, mask, scale, causal, softcap, sinks, safe)
+    out = out.contiguous()
     if view.layout.old:
         rows = sampled(q.shape[2], q.device)
         mask = mask_of(rows, q.shape[2], keys.shape[2], mask, causal)
         weights = weights_of(q[:, :, rows], keys, mask, scale, softcap, sinks)
-        rate_(view, open_keys(mask), weights, keys, values, old, now)
+        rate_(view, open_keys(mask), weights, fresh)
     return out
+
+
+def kv_pack_(state: Tensor, k: Tensor, v: Tensor, had: int, now: int, layout: str) -> None:
+    """Before tokens k, v [B, Hk, T, D] are stored behind the `had` there are: pack all tiles up to `now`, and rate them."""
+    view = State(state, shape_of(k, v, layout))
+    promote(view, view.commit(had, k, v, now))
 
 
 def mask_of(rows: Tensor, count: int, keys: int, mask: Tensor | None, causal: bool) -> Tensor:
@@ -142,8 +160,6 @@ def _fake_update(k: Any, v: Any, state: Any, length: Any, layout: str) -> Any:
 
 
 def _fake_result(q: Any, k: Any, v: Any, state: Any, length: Any, *more: Any, **named: Any) -> Any:
-    if v.shape[-1] == q.shape[-1]:
-        return torch.empty_like(q)
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
@@ -154,12 +170,17 @@ def _fake_attention(
     return made, torch.empty_like(state), torch.empty_like(length)
 
 
+def _fake_nothing(*args: Any) -> None:
+    return None
+
+
 def register(library: torch.library.Library) -> None:
     """Define the ops in the namespace `sits`."""
     for schema, body, fake in (
         (UPDATE, kv_update, _fake_update),
         (ATTENTION, kv_attention, _fake_attention),
         (IN_PLACE, kv_attention_, _fake_result),
+        (PACK, kv_pack_, _fake_nothing),
     ):
         name = schema.split("(")[0]
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))

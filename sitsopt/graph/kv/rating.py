@@ -12,7 +12,7 @@ import math
 import torch
 
 from .layout import TILE
-from .state import PROMOTED, START, USED, State
+from .state import PROMOTED, START, USED, Fresh, State
 
 SAMPLES = 64  # query positions of one call that are looked at, evenly spaced
 OPEN = -1e30  # additive masks below this close a key
@@ -65,24 +65,24 @@ def percentile(values: torch.Tensor, share: float = 0.99) -> torch.Tensor:
     return ranked[..., math.ceil(share * values.shape[-1]) - 1]
 
 
-def promote(state: State, k: torch.Tensor, v: torch.Tensor, old: int, now: int) -> None:
-    """Put the hottest of tiles [old, now), which were just packed, into the pool. k, v: [B, Hk, S, D] as they were."""
-    layout = state.layout
+def promote(state: State, fresh: Fresh) -> None:
+    """Put the hottest of the tiles that were just packed into the pool."""
+    layout, old, now = state.layout, fresh.old, fresh.now
     if now == old or not layout.budget:
         return
     rate = rates(state, now)
     limit = layout.threshold * percentile(rate.flatten(1))
     room = min(layout.pool(state.shape.kv_heads), math.ceil(layout.budget * now * rate.shape[1]))
     for row in range(rate.shape[0]):
-        fresh = rate[row, :, old:now].flatten()
-        hot = fresh.argsort(descending=True, stable=True)
-        hot = hot[(fresh[hot] >= limit[row]) & (fresh[hot] > 0)]
+        mine = rate[row, :, old:now].flatten()
+        hot = mine.argsort(descending=True, stable=True)
+        hot = hot[(mine[hot] >= limit[row]) & (mine[hot] > 0)]
         used = int(state.meta[row, USED])
         for place in hot[: max(0, room - used)].tolist():
             head, tile = place // (now - old), old + place % (now - old)
-            for name, tokens in (("k", k), ("v", v)):
-                part = state.parts[f"pool_{name}"]
-                part[row, used] = tokens[row, head, tile * TILE : (tile + 1) * TILE].to(part.dtype)
+            for name, tokens in (("k", fresh.k), ("v", fresh.v)):
+                part, first = state.parts[f"pool_{name}"], (tile - old) * TILE
+                part[row, used] = tokens[row, head, first : first + TILE].to(part.dtype)
             used += 1
             state.parts["hot"][row, head, tile] = used
         state.meta[row, PROMOTED] += used - state.meta[row, USED]

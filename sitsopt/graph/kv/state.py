@@ -7,6 +7,7 @@ Tokens [committed * 64, length) are in the ring, token p at place p mod ring.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -26,6 +27,16 @@ class CacheFull(RuntimeError):
 def empty(shape: Shape, batch: int, device: torch.device) -> torch.Tensor:
     """A cache without tokens."""
     return torch.zeros(batch, row_bytes(shape), dtype=torch.uint8, device=device)
+
+
+@dataclass
+class Fresh:
+    """Tiles [old, now) that one step has packed, and their tokens [B, Hk, n, D] as they were."""
+
+    old: int
+    now: int
+    k: torch.Tensor
+    v: torch.Tensor
 
 
 class State:
@@ -87,36 +98,49 @@ class State:
                 "it is unchanged"
             )
 
-    def append(self, length: int, k: torch.Tensor, v: torch.Tensor) -> tuple[int, int]:
-        """Store k, v [B, Hk, T, D]; tiles that are now old are packed. Returns the first and last + 1 of them."""
+    def append(self, length: int, k: torch.Tensor, v: torch.Tensor) -> Fresh:
+        """Store k, v [B, Hk, T, D]; tiles that are now old are packed, and returned."""
         total = length + k.shape[2]
-        old = self.committed
-        now = max(old, min((total - self.layout.recent) // TILE, self.layout.old))
+        now = max(self.committed, min((total - self.layout.recent) // TILE, self.layout.old))
+        fresh = self.commit(length, k, v, now)
         for name, new in (("k", k), ("v", v)):
             ring = self.parts[f"ring_{name}"]
-            if now > old:
-                self._commit(name, new, length, old, now)
             count = min(new.shape[2], self.layout.ring)
             ring[:, :, self._places(total - count, total)] = new[:, :, new.shape[2] - count :].to(ring.dtype)  # fmt: skip
-        self.meta[:, COMMITTED] = now
-        return old, now
+        return fresh
 
-    def _commit(self, name: str, new: torch.Tensor, length: int, old: int, now: int) -> None:
+    def commit(self, length: int, k: torch.Tensor, v: torch.Tensor, now: int) -> Fresh:
+        """Pack all tiles before `now`, whose tokens are among the `length` stored ones and k, v behind them."""
+        old = self.committed
+        fresh = Fresh(old, now, k[:, :, :0], v[:, :, :0])
+        if now > old:
+            fresh.k = self._commit("k", k, length, old, now)
+            fresh.v = self._commit("v", v, length, old, now)
+            self.meta[:, COMMITTED] = now
+            self.keep_sinks(fresh)
+        return fresh
+
+    def _commit(
+        self, name: str, new: torch.Tensor, length: int, old: int, now: int
+    ) -> torch.Tensor:
         ring = self.parts[f"ring_{name}"]
         waiting = ring[:, :, self._places(old * TILE, length)]
         both = torch.cat([waiting, new.to(ring.dtype)], 2)[:, :, : (now - old) * TILE]
         packed = pack(both.unflatten(2, (-1, TILE)), self.layout.bits, -2 if name == "k" else -1)
         for field, value in zip((name, f"{name}_scale", f"{name}_low"), packed, strict=False):
             self.parts[field][:, :, old:now] = value
-        self.keep_sinks(name, both, old, now)
+        return both
 
-    def keep_sinks(self, name: str, tokens: torch.Tensor, old: int, now: int) -> None:
-        """Keep what is a sequence's first tokens among tokens [64 old, 64 now), given as [B, Hk, n, D]."""
-        sink = self.parts[f"sink_{name}"]
+    def keep_sinks(self, fresh: Fresh) -> None:
+        """Keep what is a sequence's first tokens among those just packed."""
+        base, stop = fresh.old * TILE, fresh.now * TILE
         for row, start in enumerate(self.meta[:, START].tolist()):
-            first, end = max(start, old * TILE), min(start + self.layout.sinks, now * TILE)
-            if end > first:
-                here = tokens[row, :, first - old * TILE : end - old * TILE]
+            first, end = max(start, base), min(start + self.layout.sinks, stop)
+            if end <= first:
+                continue
+            for name, tokens in (("k", fresh.k), ("v", fresh.v)):
+                sink = self.parts[f"sink_{name}"]
+                here = tokens[row, :, first - base : end - base]
                 sink[row, :, first - start : end - start] = here.to(sink.dtype)
 
     def crop(self, length: int, new: int) -> None:

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from ...emit.kernel import SCHEMES
+from ...graph.kv.layout import Layout
 from . import load
 from .toolchain import BuildError, machine_isa
 
 __all__ = ["availability", "lookup", "refusal", "why_not"]
 
-OPS = ("attention", "linears", "gated", "packed_linears")
+OPS = ("attention", "kv_attention", "linears", "gated", "packed_linears")
 HEAD_DIMS = range(1, 513)
 LINEAR_ROWS = 16
 
@@ -39,7 +40,7 @@ def lookup(op: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", *
     """The overload to call for these facts, or None; `why_not` with the same arguments says why.
 
     attention: head_dim, value_dim (head_dim unless given), q_rows (T). linears, gated: rows (of x).
-    packed_linears: scheme, group, low, inputs, as `sits::packed_linears` has them. The ops
+    kv_attention: head_dim, value_dim, kv_heads, layout. packed_linears: scheme, group, low, inputs, as `sits::packed_linears` has them. The ops
     serve any number of rows; with q_rows or rows given, the answer is whether a kernel of ours would run.
     """
     return None if _attempt(op, dtype, device, facts) else getattr(torch.ops.sits_cpp, op).default
@@ -76,6 +77,18 @@ def _packed_refusal(facts: dict[str, Any]) -> str:
     return ""
 
 
+def kv_refusal(dtype: torch.dtype, facts: dict[str, Any]) -> str:
+    """Why there is no kernel for such a cache; empty where there is one."""
+    layout = Layout.parse(facts["layout"])
+    if layout.dtype != dtype:
+        return f"the cache keeps {layout.kept}, the model computes in {str(dtype).removeprefix('torch.')}"
+    if facts["head_dim"] != facts["value_dim"]:
+        return "keys and values differ in size"
+    if layout.bits == 4 and facts["head_dim"] % 2:
+        return f"int4 needs an even head size, not {facts['head_dim']}"
+    return ""
+
+
 def refusal(op: str, dtype: torch.dtype, device: str | torch.device, facts: dict[str, Any]) -> str:
     """What the facts alone rule out, without building anything; empty when they allow it."""
     if op not in OPS:
@@ -91,6 +104,8 @@ def refusal(op: str, dtype: torch.dtype, device: str | torch.device, facts: dict
         if facts.get("head_dim") is None:
             return "attention needs head_dim"
         rows, most = facts.get("q_rows"), load.most_query_rows(load.DTYPE_NAMES[dtype])
+    elif op == "kv_attention":
+        return kv_refusal(dtype, facts)
     elif op == "packed_linears":
         return _packed_refusal(facts)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -56,7 +58,19 @@ def gated(
     return x.new_empty((*x.shape[:-1], gate.shape[0]))
 
 
+def kv_attention_(q: Tensor, *more: Any, **named: Any) -> Tensor:
+    """[B, Hq, T, D], contiguous."""
+    return q.new_empty(q.shape)
+
+
+def kv_attention(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, length: Tensor, *more: Any, **named: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the new state and length."""
+    return q.new_empty(q.shape), torch.empty_like(state), torch.empty_like(length)
+
+
 def register() -> None:
     """Attaches them to the loaded ops."""
-    for fn in (attention, linears, packed_linears, gated):
+    for fn in (attention, kv_attention, kv_attention_, linears, packed_linears, gated):
         torch.library.register_fake(f"sits_cpp::{fn.__name__}", fn)

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from ...emit.cpp import kernel_text, ops_text
-from ...emit.kernel import ISAS, Attention, Kernel, Linear, Packed
+from ...emit.cpp.attention_kv import PARTS
+from ...emit.kernel import ISAS, Attention, Kernel, KvAttention, Linear, Packed
+from ...graph.kv.layout import Layout, Shape, spans
 from .. import vector_isa
 from .build import Built, build
 from .toolchain import BuildError, cpu_flags, kernel_flags, machine_isa, torch_flags
@@ -108,6 +110,9 @@ def _load_ops() -> ctypes.CDLL:
         ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int, ctypes.c_void_p,
         ctypes.c_void_p,
     ]  # fmt: skip
+    library.sits_set_kv.argtypes = [
+        ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p,
+    ]  # fmt: skip
     library.sits_set_most_rows.argtypes = [ctypes.c_int, ctypes.c_int64]
     for dtype, index in _DTYPE_INDEX.items():
         library.sits_set_most_rows(index, most_query_rows(dtype))
@@ -157,6 +162,10 @@ def _connect(library: ctypes.CDLL, wanted: Kernel, made: ctypes.CDLL) -> None:
     if isinstance(wanted, Attention):
         if library.sits_set_attention(dtype, wanted.head_dim, wanted.value_dim, main):
             raise BuildError("too many attention kernels in one process")
+    elif isinstance(wanted, KvAttention):
+        sizes = (wanted.kv_heads, wanted.head_dim, wanted.value_dim, wanted.layout.encode())
+        if library.sits_set_kv(dtype, *sizes, _kv_numbers(wanted), main):
+            raise BuildError("too many kinds of quantized caches in one process")
     elif isinstance(wanted, Packed):
         args = (dtype, wanted.scheme.encode(), wanted.group, wanted.low, bool(wanted.inputs))
         if library.sits_set_packed(*args, main, _address(made, f"{wanted.symbol}_unpack")):
@@ -165,12 +174,25 @@ def _connect(library: ctypes.CDLL, wanted: Kernel, made: ctypes.CDLL) -> None:
         library.sits_set_linear(dtype, main, _address(made, f"{wanted.symbol}_gated"))
 
 
+def _kv_numbers(wanted: KvAttention) -> Any:
+    """Where the parts of a cache lie and how large it is, in the order of the ops' text."""
+    layout = Layout.parse(wanted.layout)
+    parts = spans(Shape(layout, wanted.kv_heads, wanted.head_dim, wanted.value_dim))
+    numbers = [parts[name].start if name in parts else 0 for name in PARTS]
+    numbers += [layout.ring, layout.old, layout.pool(wanted.kv_heads), layout.sinks, layout.tiles]
+    numbers += [int(layout.budget > 0 and layout.old > 0), layout.recent, layout.max_len]
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
 def describe(op: str, dtype: torch.dtype, **facts: Any) -> Kernel:
     """The description of the kernel that `op` needs on this machine."""
     isa = machine_isa().name
     if op == "attention":
         head = facts.get("head_dim") or 0
         return Attention(isa, DTYPE_NAMES[dtype], head, facts.get("value_dim") or head)
+    if op == "kv_attention":
+        bits = Layout.parse(facts["layout"]).bits or 4
+        return KvAttention(isa, DTYPE_NAMES[dtype], bits=bits, **facts)
     if op == "packed_linears":
         names = ("scheme", "group", "low", "inputs")
         return Packed(isa, DTYPE_NAMES[dtype], **{n: facts[n] for n in names if n in facts})

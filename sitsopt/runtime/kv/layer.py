@@ -13,7 +13,7 @@ from ...graph.facts import DTYPE_NAMES
 from ...graph.kv.layout import Layout, Shape
 from ...graph.kv.ops import mask_of, rate_, update_, weights_of
 from ...graph.kv.rating import open_keys, sampled
-from ...graph.kv.state import State, empty
+from ...graph.kv.state import Fresh, State, empty
 from .watched import Watched, Watcher
 
 
@@ -77,14 +77,12 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
             return keys, values
         with torch.no_grad():
             state = self.view()
-            keys, values, old, now = update_(
-                key_states, value_states, state, self.cumulative_length
-            )
+            keys, values, fresh = update_(key_states, value_states, state, self.cumulative_length)
         if not self.layout.old:
             return keys, values
-        return Watched.over(keys, self._watcher(state, keys, values, old, now)), values
+        return Watched.over(keys, self._watcher(state, keys, fresh)), values
 
-    def _watcher(self, state: State, keys: Any, values: Any, old: int, now: int) -> Watcher:
+    def _watcher(self, state: State, keys: Any, fresh: Fresh) -> Watcher:
         @torch.no_grad()
         def attends(q: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool) -> None:
             # A group's queries at one position may come as rows: then the mask has one row.
@@ -93,7 +91,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
             rows = sampled(count, q.device)
             here = mask_of(rows, count, keys.shape[2], mask, causal)
             weights = weights_of(q if one else q[:, :, rows], keys, here, scale)
-            rate_(state, open_keys(here), weights, keys, values, old, now)
+            rate_(state, open_keys(here), weights, fresh)
 
         @torch.no_grad()
         def weighs(weights: torch.Tensor) -> None:
@@ -101,7 +99,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
             rows = sampled(count, weights.device)
             mine = weights[:, :, rows, : keys.shape[2]].float()
             grouped = mine.sum(2).unflatten(1, (self.num_heads, heads // self.num_heads)).sum(2)
-            rate_(state, (mine > 0).any(1), grouped, keys, values, old, now)
+            rate_(state, (mine > 0).any(1), grouped, fresh)
 
         return Watcher(attends, weighs)
 

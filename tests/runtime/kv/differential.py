@@ -94,10 +94,8 @@ class Case:
         mask = self.mask(tokens)
         scale = self.dim**-0.5
         out = self.step(self.layer, q, k, v, mask, scale)
-        keys, values = k, v
-        if length:
-            keys = torch.cat([self.model.read("keys"), k], 2)
-            values = torch.cat([self.model.read("values"), v], 2)
+        self.model.append(k, v)
+        keys, values = self.model.read("keys"), self.model.read("values")
         here = mask[..., : length + tokens]
         wide = (t.double().repeat_interleave(group, 1) for t in (keys, values))
         wide_k, wide_v = wide
@@ -107,7 +105,7 @@ class Case:
         torch.testing.assert_close(out.double(), weights @ wide_v, rtol=tolerance, atol=tolerance)
         rows = [(i + 1) * tokens // min(tokens, 64) - 1 for i in range(min(tokens, 64))]
         summed = weights[:, :, rows].sum(2).unflatten(1, (self.heads, group)).sum(2)
-        self.model.step(k, v, summed, mask[:, 0, rows])
+        self.model.attended(summed, mask[:, 0, rows])
 
     def mask(self, tokens: int) -> torch.Tensor:
         """Causal, and closed where a row is padded."""

@@ -9,7 +9,7 @@ import torch
 
 from sitsopt.graph.kv.layout import Layout
 
-TILE = 64
+TILE, FEW = 64, 16
 
 
 @dataclass
@@ -40,13 +40,19 @@ class ListCache:
         self.rows = [Row([Head() for _ in range(heads)]) for _ in range(batch)]
         self.length = 0
 
-    def step(self, k: torch.Tensor, v: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor) -> None:  # fmt: skip
-        """Tokens k, v [B, Hk, T, D]; weights [B, Hk, S] that attention gave; seen [B, T', S]."""
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Tokens k, v [B, Hk, T, D]. A step of few tokens packs what is old before attention reads it."""
         self.length += k.shape[2]
         for b, row in enumerate(self.rows):
             for h, head in enumerate(row.heads):
                 head.keys += [x.clone() for x in k[b, h]]
                 head.values += [x.clone() for x in v[b, h]]
+            if k.shape[2] <= FEW:
+                self._commit(row)
+
+    def attended(self, weights: torch.Tensor, seen: torch.Tensor) -> None:
+        """Attention gave weights [B, Hk, S]; its queries could see `seen` [B, T', S]. What is old is packed now."""
+        for b, row in enumerate(self.rows):
             if self.layout.sinks or self.layout.budget:
                 row.start = int(seen[b, -1].int().argmax())
             self._observe(row, weights[b], seen[b])
@@ -78,6 +84,8 @@ class ListCache:
 
     def _hot(self, row: Row, fresh: list[tuple[int, int]], now: int, room: int) -> list[tuple[int, int]]:  # fmt: skip
         rate = lambda h, t: row.heads[h].mass[t] / max(row.seen[t], 1)  # noqa: E731
+        if not row.seen:
+            return []
         every = sorted(rate(h, t) for h in range(self.count) for t in range(now))
         if not every:
             return []
