@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 WINDOW_S = 60.0  # failures are counted a minute
-CALLS_LEFT = 16  # calls for which memory must last as it shrinks now
+CALLS_LEFT = 16  # calls for which memory must last as it is taken now
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,13 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Reading:
-    """What was seen at one moment; None is unknown."""
+    """What was seen at one moment; None is unknown. `free` is what the nearest limit leaves, `used` what this process
+    takes of it, `limit` which one it is."""
 
     at: float
     free: int | None = None
+    used: int | None = None
+    limit: str = ""
     fragmentation: float | None = None
     retries: int | None = None
     faults: int | None = None
@@ -42,29 +46,36 @@ class Reading:
 def read(now: Callable[[], float] = time.monotonic) -> Reading:
     """Look at this process: a few tens of microseconds."""
     retries, fragmentation = _cuda()
-    return Reading(
-        now(),
-        free_bytes(),
-        fragmentation if fragmentation is not None else heap_fragmentation(),
-        retries,
-        _faults(),
-    )
+    if fragmentation is None:
+        fragmentation = heap_fragmentation()
+    virtual, resident = _used()
+    left = [
+        (free, used, limit)
+        for free, used, limit in (
+            (_address_space(virtual), virtual, "address space"),
+            (_machine(), resident, "machine"),
+        )
+        if free is not None
+    ]
+    free, used, limit = min(left, key=lambda each: each[0]) if left else (None, None, "")
+    return Reading(now(), free, used, limit, fragmentation, retries, _faults())
 
 
-def free_bytes() -> int | None:
-    """Bytes that this process may still take: the least of its address space limit, and the machine's memory."""
-    left = [found for ask in (_address_space, _machine) if (found := ask()) is not None]
-    return min(left) if left else None
+def _used() -> tuple[int | None, int | None]:
+    """Address space and resident memory of this process, in bytes."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()
+        return int(pages[0]) * PAGE, int(pages[1]) * PAGE
+    except (OSError, ValueError):
+        return None, None
 
 
-def _address_space() -> int | None:
+def _address_space(used: int | None) -> int | None:
     try:
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit == resource.RLIM_INFINITY:
-            return None
-        return limit - int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        return None if limit == resource.RLIM_INFINITY or used is None else limit - used
     except (ImportError, OSError, ValueError):
         return None
 
@@ -142,7 +153,7 @@ class Trend:
     thresholds: Thresholds
     failures: deque[float] = field(default_factory=deque)
     last: Reading | None = None
-    shrinks: float | None = None  # bytes a call, smoothed
+    grows: float | None = None  # bytes a call, smoothed
 
     def failed(self, at: float) -> None:
         """Note a failed allocation."""
@@ -181,15 +192,15 @@ class Trend:
             return ""
         if reading.free < self.thresholds.headroom_mb * (1 << 20):
             return f"{reading.free >> 20} MB are left, {self.thresholds.headroom_mb:g} are to stay free"
-        if before is None or before.free is None:
+        if before is None or before.limit != reading.limit or None in (before.used, reading.used):
             return ""
-        lost = max(0, before.free - reading.free)
-        self.shrinks = lost if self.shrinks is None else 0.75 * self.shrinks + 0.25 * lost
-        if self.shrinks > 0 and reading.free < CALLS_LEFT * self.shrinks:
-            return f"{reading.free >> 20} MB are left, and a call takes {self.shrinks / (1 << 20):.1f} MB"
+        grown = max(0, (reading.used or 0) - (before.used or 0))
+        self.grows = grown if self.grows is None else 0.75 * self.grows + 0.25 * grown
+        if self.grows > 0 and reading.free < CALLS_LEFT * self.grows:
+            return f"{reading.free >> 20} MB are left, and a call takes {self.grows / (1 << 20):.1f} MB"
         return ""
 
     def forget(self) -> None:
         """After a step down: what was seen before it says nothing any more."""
         self.failures.clear()
-        self.last, self.shrinks = None, None
+        self.last, self.grows = None, None

@@ -18,7 +18,9 @@ log = logging.getLogger("sitsopt")
 
 ORDER = ("pools", "cache", "speculation", "graphs", "plain")
 RESERVE = 4 << 20  # bytes held back, let go first: stepping down needs a little memory itself
+# As torch, its C++ and (wrapping what it compiles) Dynamo say it.
 TEXTS = (
+    "memoryerror",
     "can't allocate memory",
     "cannot allocate memory",
     "out of memory",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import graphlib
+import heapq
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -108,21 +109,26 @@ def schedule(work: Sequence[Work], streams: int = 2) -> list[Launch]:
 
     Raises ValueError for a need that does not exist, and for a circle.
     """
-    tails = _tails(work)
-    by_name = {one.name: one for one in work}
+    tails, users = _tails(work), _users(work)
     place = {one.name: i for i, one in enumerate(work)}
+    missing = {one.name: len(set(one.needs)) for one in work}
+    ready = [(-tails[o.name], place[o.name]) for o in work if not o.needs]
+    heapq.heapify(ready)
     free, done, home = [0.0] * streams, dict[str, float](), dict[str, int]()
     launches: list[Launch] = []
-    while len(launches) < len(work):
-        ready = [o for o in work if o.name not in done and all(n in done for n in o.needs)]
-        best = min(ready, key=lambda o: (-tails[o.name], place[o.name]))
+    while ready:
+        best = work[heapq.heappop(ready)[1]]
         after = max((done[n] for n in best.needs), default=0.0)
         stream = min(range(streams), key=lambda s: (max(free[s], after), _away(best, s, home), s))
         start = max(free[stream], after)
         waits = tuple(n for n in best.needs if home[n] != stream)
         launches.append(Launch(best.name, stream, waits, start))
-        free[stream] = done[best.name] = start + by_name[best.name].us
+        free[stream] = done[best.name] = start + best.us
         home[best.name] = stream
+        for name in users[best.name]:
+            missing[name] -= 1
+            if not missing[name]:
+                heapq.heappush(ready, (-tails[name], place[name]))
     return launches
 
 
@@ -131,15 +137,20 @@ def _away(one: Work, stream: int, home: Mapping[str, int]) -> int:
     return sum(home[need] != stream for need in one.needs)
 
 
-def _tails(work: Sequence[Work]) -> dict[str, float]:
-    """Microseconds of the longest chain that starts with each piece."""
-    cost = {one.name: one.us for one in work}
-    users: dict[str, list[str]] = {name: [] for name in cost}
+def _users(work: Sequence[Work]) -> dict[str, list[str]]:
+    """What reads each piece's result. Raises ValueError for a need that does not exist."""
+    users: dict[str, list[str]] = {one.name: [] for one in work}
     for one in work:
-        for need in one.needs:
+        for need in dict.fromkeys(one.needs):
             if need not in users:
                 raise ValueError(f"{one.name} needs {need}, which is not there")
             users[need].append(one.name)
+    return users
+
+
+def _tails(work: Sequence[Work]) -> dict[str, float]:
+    """Microseconds of the longest chain that starts with each piece. Raises ValueError for a circle."""
+    cost, users = {one.name: one.us for one in work}, _users(work)
     tails: dict[str, float] = {}
     try:  # whoever reads a result comes before it
         for name in graphlib.TopologicalSorter(users).static_order():
