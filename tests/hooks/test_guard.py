@@ -269,6 +269,37 @@ def caches() -> dict[str, Callable[[], Any]]:
     }
 
 
+def quantized() -> Any:
+    from transformers import LlamaConfig
+
+    from sitsopt.runtime.kv.cache import QuantizedKVCache
+
+    config = LlamaConfig(
+        num_hidden_layers=2, hidden_size=16, num_attention_heads=2, num_key_value_heads=1
+    )
+    return QuantizedKVCache(config, 256, "int4")
+
+
+def test_tokens_that_are_packed_already_are_taken_back() -> None:
+    cache, other = quantized(), quantized()
+    for one in (cache, other):
+        feed(one, 0, 70)
+    undo = snapshot((), {"cache": cache})
+    feed(cache, 500, 2, layers=1)
+    undo()
+    for one in (cache, other):
+        feed(one, 70, 2)
+    for ours, theirs in zip(cache.layers, other.layers, strict=True):
+        assert int(ours.get_seq_length()) == int(theirs.get_seq_length()) == 72
+        ours_now, theirs_now = (
+            layer.update(*[torch.zeros(1, 1, 1, 8)] * 2) for layer in (ours, theirs)
+        )
+        assert all(
+            torch.equal(a[:, :, :73], b[:, :, :73])
+            for a, b in zip(ours_now, theirs_now, strict=True)
+        )
+
+
 def feed(cache: Any, start: int, count: int, layers: int = 2) -> None:
     for layer in range(layers):
         values = (

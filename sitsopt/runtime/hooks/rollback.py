@@ -55,7 +55,7 @@ def _of_layer(layer: Any) -> Undo:
     if not getattr(layer, "is_initialized", keys is not None):
         return lambda: _empty(layer)
     if keys is None:
-        return lambda: _unknown(layer, "keeps no keys")
+        return _cropped(layer)
     fixed = getattr(layer, "max_cache_len", None) is not None
     if sliding and fixed:
         return lambda: _unknown(layer, "shifts in place")
@@ -65,6 +65,22 @@ def _of_layer(layer: Any) -> Undo:
         return _replaced(layer, counter)
     length = keys.shape[-2]
     return lambda: _cut(layer, length)
+
+
+def _cropped(layer: Any) -> Undo:
+    """A layer that keeps its tokens in its own way, and can forget the newest."""
+    if not hasattr(layer, "crop"):
+        return lambda: _unknown(layer, "keeps no keys, and cannot forget the newest")
+    before = int(layer.get_seq_length())
+
+    def undo() -> None:
+        added = int(layer.get_seq_length()) - before
+        try:
+            layer.crop(-added)
+        except ValueError as error:
+            _unknown(layer, str(error))
+
+    return undo
 
 
 def _fixed(layer: Any, counter: Any) -> Undo:
