@@ -20,6 +20,7 @@ from sitsopt.graph.archived import comes_from
 from sitsopt.measure.errors import InputError
 from sitsopt.measure.gguf import archive, unpacked
 from sitsopt.measure.packaged import PACKAGED, find_packaged
+from sitsopt.measure.quantized import load_quantized, settings_of
 from sitsopt.spec.errors import did_you_mean
 
 DTYPES = {
@@ -138,10 +139,14 @@ def _from_folder(folder: Path, name: str, dtype: torch.dtype, trust: bool) -> Lo
     config = _read_config(folder / "config.json", trust)
     _check_weights(folder, trust)
     safe = {} if trust else {"use_safetensors": True}
+    kind = _auto_class(hf, config, trust)
     try:
-        model = _auto_class(hf, config, trust).from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=trust, **safe
-        )
+        if (settings := settings_of(config)) is not None:
+            model = load_quantized(folder, kind, config, settings, dtype)
+        else:
+            model = kind.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, trust_remote_code=trust, **safe
+            )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise InputError(f"{folder} cannot be loaded: {_first_line(error)}") from error
     tokenizer = None
