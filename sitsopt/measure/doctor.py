@@ -48,7 +48,6 @@ class Diagnosis:
     kernel_cache: dict[str, Any] = field(default_factory=dict)
     load: dict[str, Any] = field(default_factory=dict)
     status: int = 0
-    reverted: list[str] = field(default_factory=list)
 
     def json(self) -> dict[str, Any]:
         return {
@@ -58,13 +57,12 @@ class Diagnosis:
             **self.run.json(),
             "kernel_cache": self.kernel_cache,
             "load_time": self.load,
-            "not_reverted": self.reverted,
         }
 
 
 def diagnose(asked: Asked, say: Say = lambda text: None, host: Host | None = None) -> Diagnosis:
-    """Look, plan, and with `apply` do what is planned and, with a command, run it so; everything is taken back
-    before this returns, except what `shown` of it says. Raises SpecError and InputError."""
+    """Look, plan, and with `apply` do what is planned and run the command so. The caller reverts `run` once it has
+    looked at it; an error that is raised here has reverted it. Raises SpecError and InputError."""
     if asked.command and not asked.apply:
         raise InputError("a command is run under the plan with --apply")
     from sitsopt.runtime.machine import detect_target, facts
@@ -87,8 +85,12 @@ def diagnose(asked: Asked, say: Say = lambda text: None, host: Host | None = Non
         found.load = _start(asked)
     found.kernel_cache = kernel_cache()
     if asked.apply:
-        run.apply()
-        found.status = _command(asked.command)
+        try:
+            run.apply()
+            found.status = _command(asked.command)
+        except BaseException:
+            run.revert()
+            raise
     return found
 
 
