@@ -135,3 +135,11 @@ def test_a_race_takes_turns_and_gives_the_shortest() -> None:
     laps = stopwatch.race([[call("a"), call("b")], [call("c")]], "cpu")
     assert order[:6] == ["a", "c", "a", "c", "b", "c"]
     assert all(lap.us > 0 for lap in laps)
+
+
+def test_calls_that_take_long_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(stopwatch, "LONG_S", 0.0)
+    laps = stopwatch.race([[lambda: order.append("a")], [lambda: order.append("b")]], "cpu")
+    assert order == ["a", "b"]
+    assert all(lap.us > 0 and lap.steady for lap in laps)

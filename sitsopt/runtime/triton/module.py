@@ -10,16 +10,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..cachedir import root
+
 _loaded: dict[str, ModuleType] = {}
 
 
 def cache_dir() -> Path:
-    """SITSOPT_CACHE, else ~/.cache/sitsopt (XDG_CACHE_HOME is honoured); the part for Triton."""
-    asked = os.environ.get("SITSOPT_CACHE")
-    if asked:
-        return Path(asked).expanduser() / "triton"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "sitsopt" / "triton"
+    """The part of the cache folder for Triton."""
+    return root() / "triton"
 
 
 def digest(*parts: str) -> str:
