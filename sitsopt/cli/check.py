@@ -47,7 +47,7 @@ def _print(result: dict[str, Any]) -> None:
 
     equal = "equal" if result["tokens_equal"] else f"{len(result['tokens_differ'])} prompts differ"
     print(f"{result['model']}, {result['dtype']}, recipe {result['recipe']}, against eager")
-    print(f"  greedy tokens   {equal}")
+    print(f"  greedy tokens   {equal}, logits {result['tokens_max_abs']:.3g} apart at most")
     print(
         f"  logits          {result['max_abs']:.3g} at most, {result['max_rel']:.2e} of the largest"
     )

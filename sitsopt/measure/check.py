@@ -9,7 +9,7 @@ quantizes changes the weights on purpose: give `ppl_within`, and perplexity alon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,13 +86,14 @@ def check(loaded: Loaded, options: CheckOptions, say: Say = lambda text: None) -
     rows = text.windows(loaded.tokenizer, options.tokens, window).to(loaded.device)
     sums = _perplexity(eager, sits, rows, say)
     prompts = text.prompts(loaded.tokenizer, options.prompts, window).to(loaded.device)
-    differing = _tokens(eager, sits, prompts, options.new, say)
+    differing, furthest = _tokens(eager, sits, prompts, options.new, say)
     result: dict[str, Any] = {
         "model": loaded.name,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "recipe": options.sits.recipe,
         "tokens_equal": not differing,
         "tokens_differ": differing,
+        "tokens_max_abs": furthest,
         "max_abs": sums.max_abs,
         "max_rel": sums.max_abs / sums.scale if sums.scale else sums.max_abs,
         "kl": sums.kl / sums.tokens,
@@ -161,33 +162,37 @@ def _perplexity(eager: Decoder, sits: Decoder, rows: torch.Tensor, say: Say) -> 
 
 def _tokens(
     eager: Decoder, sits: Decoder, prompts: torch.Tensor, new: int, say: Say
-) -> list[dict[str, int]]:
-    """Prompts whose greedy tokens differ, and where first."""
-    found = []
+) -> tuple[list[dict[str, int]], float]:
+    """Prompts whose greedy tokens differ, and where first; and how far the logits were apart up to there."""
+    found, furthest = [], 0.0
     for number, prompt in enumerate(prompts):
         say(f"tokens: prompt {number + 1} of {len(prompts)}")
-        a, b = (_greedy(decoder, prompt, new) for decoder in (eager, sits))
-        at = first_difference(a, b)
+        at, gap = _apart(eager, sits, prompt, new)
+        furthest = max(furthest, gap)
         if at is not None:
-            found.append({"prompt": number + 1, "at": at + 1, "of": len(a)})
-    return found
+            found.append({"prompt": number + 1, "at": at + 1, "of": new})
+    return found, furthest
 
 
-def _greedy(decoder: Decoder, prompt: torch.Tensor, new: int) -> list[int]:
+def _apart(
+    eager: Decoder, sits: Decoder, prompt: torch.Tensor, new: int
+) -> tuple[int | None, float]:
+    """The first of `new` greedy tokens in which two decoders differ, or None, and the largest difference of a logit
+    that both computed from the same tokens."""
     # All logits, as for perplexity: one prefill graph serves both.
-    logits = decoder.prefill(prompt.view(1, -1).contiguous(), all_logits=True)
-    tokens = []
-    for _ in range(new):
-        decoder.pick(logits)
-        tokens.append(int(decoder.token))
-        if len(tokens) < new:
-            logits = decoder.step(logits)
-    return tokens
-
-
-def first_difference(a: Iterable[int], b: Iterable[int]) -> int | None:
-    """The first place at which two sequences differ, or None."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+    ids = prompt.view(1, -1).contiguous()
+    a, b = (decoder.prefill(ids, all_logits=True) for decoder in (eager, sits))
+    furthest = 0.0
+    for place in range(new):
+        gap = float((a[:, -1].double() - b[:, -1].double()).abs().max())
+        furthest = max(furthest, math.inf if math.isnan(gap) else gap)
+        eager.pick(a)
+        sits.pick(b)
+        if int(eager.token) != int(sits.token):
+            return place, furthest
+        if place + 1 < new:
+            a, b = eager.step(a), sits.step(b)
+    return None, furthest
 
 
 def _deltas(sums: _Sums) -> dict[str, float]:

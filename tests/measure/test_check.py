@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sitsopt.measure import check as module
-from sitsopt.measure.check import CheckOptions, _Sums, check, failures, first_difference
+from sitsopt.measure.check import CheckOptions, _apart, _Sums, check, failures
 from sitsopt.measure.engines import SitsOptions
 from sitsopt.measure.models import Loaded, load
 
@@ -75,6 +75,27 @@ def test_sums_are_perplexity_and_divergence():
     assert sums.max_abs == math.inf
 
 
-def test_first_difference():
-    assert first_difference([1, 2], [1, 2]) is None
-    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
+class Scripted:
+    """A decoder whose logits are given: one row a step."""
+
+    def __init__(self, rows: list[list[float]]) -> None:
+        self.rows, self.at, self.token = rows, 0, torch.zeros(1, 1, dtype=torch.long)
+
+    def prefill(self, ids: torch.Tensor, all_logits: bool) -> torch.Tensor:
+        return torch.tensor([[self.rows[0]]])
+
+    def step(self, logits: torch.Tensor) -> torch.Tensor:
+        self.at += 1
+        return torch.tensor([[self.rows[self.at]]])
+
+    def pick(self, logits: torch.Tensor) -> None:
+        self.token.copy_(logits[:, -1].argmax(-1, keepdim=True))
+
+
+def test_tokens_are_compared_up_to_the_first_that_differs():
+    right = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
+    near = [[1.0, 0.25], [0.0, 1.5], [1.0, 0.0]]
+    apart = [[1.0, 0.0], [2.0, 1.0], [9.0, 0.0]]
+    ids = torch.zeros(4, dtype=torch.long)
+    assert _apart(Scripted(right), Scripted(near), ids, 3) == (None, 0.5)
+    assert _apart(Scripted(right), Scripted(apart), ids, 3) == (1, 2.0)
