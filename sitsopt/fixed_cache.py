@@ -10,8 +10,10 @@ from __future__ import annotations
 import inspect
 import types
 import weakref
+from functools import partial
 from typing import Any
 
+from .runtime.hooks.stepdown import Guarded
 from .spec.recipe_form import KVCache
 
 # Arguments that choose a cache, or a way of decoding that takes positions back: those need one that can shrink.
@@ -37,7 +39,7 @@ def install(model: Any, wanted: KVCache | None = None) -> bool:
 
 def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The class's `generate`; a cache of fixed size keeps the decode graph the same at every token."""
-    own = type(self).generate
+    own = _own(self)
     compiled = getattr(self, "_compiled_call_impl", None) is not None  # a deep copy is not
     if not compiled or _chosen(self, kwargs, args):
         if compiled:
@@ -52,6 +54,13 @@ def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs[name] = of_recipe(self.config, _WANTED[self])
     _lay_out(self, args, kwargs)
     return own(self, *args, **kwargs)
+
+
+def _own(model: Any) -> Any:
+    """The class's `generate`, guarded against running out of memory where the calls of the model are."""
+    call = getattr(model, "_compiled_call_impl", None)
+    own = type(model).generate
+    return partial(call.request, own) if isinstance(call, Guarded) else own
 
 
 def _chosen(model: Any, kwargs: dict[str, Any], args: tuple[Any, ...]) -> bool:

@@ -14,6 +14,7 @@ from .dispatch.dispatcher import Dispatcher
 from .rewrite.record import Effective
 from .runtime.hooks import Run, Wanted, plan_hooks
 from .runtime.hooks.guard import Guard
+from .runtime.hooks.smaller import shrink_cache
 from .runtime.hooks.stepdown import Call, Step, release_pools
 from .session import Session
 
@@ -95,6 +96,7 @@ def _steps(model: nn.Module, session: Session, inner: Any) -> Mapping[str, Step]
 
     eager = model._call_impl
     own = {
+        "cache": shrink_cache(eager),
         "graphs": Step("graphs", leave, needed, eager),
         "plain": Step("plain", leave, plain, eager),
     }

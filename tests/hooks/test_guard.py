@@ -13,12 +13,13 @@ from sitsopt.runtime.hooks import Wanted, memory, plan_hooks
 from sitsopt.runtime.hooks.guard import Guard
 from sitsopt.runtime.hooks.memory import Reading, Thresholds, Trend
 from sitsopt.runtime.hooks.rollback import CannotUndo, snapshot
+from sitsopt.runtime.hooks.smaller import shrink_cache
 from sitsopt.runtime.hooks.stepdown import (
+    Call,
     Guarded,
     Step,
     absent,
     is_allocation_failure,
-    shrink_cache,
 )
 from sitsopt.spec.recipe import load_recipe
 from sitsopt.spec.target import load_target
@@ -96,6 +97,41 @@ def test_a_run_can_be_repeated_by_force() -> None:
     assert taken == ["graphs"] and one.taken() == {2: ["graphs"]}
 
 
+def test_a_request_that_fails_between_its_calls_begins_anew() -> None:
+    """With the same random numbers, and with every step so far from its beginning."""
+    taken: list[str] = []
+    one = guarded(fails(1), steps(taken, "pools", "graphs"))
+    seen: list[list[float]] = []
+
+    def generate(tokens: int) -> str:
+        seen.append([])
+        for _ in range(tokens):
+            one()
+            seen[-1].append(float(torch.rand(())))
+            if len(seen) == 1 and len(seen[0]) == 2:
+                raise RuntimeError("can't allocate memory: the logits that are kept")
+        return "done"
+
+    assert one.request(generate, 4) == "done" and taken == ["pools", "graphs"]
+    assert seen[1][:2] == seen[0] and len(seen[1]) == 4
+    assert one.calls == 4 and one.taken() == {0: ["pools", "graphs"]}
+    with pytest.raises(RuntimeError, match="kept"):
+        seen.clear()
+        one.request(generate, 4)
+
+
+def test_what_was_streamed_is_not_said_twice() -> None:
+    one, said = guarded(fails(0), steps([], "pools")), []
+
+    def generate(streamer: Any) -> None:
+        streamer.append("a")
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        one.request(generate, streamer=said)
+    assert said == ["a"]
+
+
 def test_a_cache_that_can_become_smaller() -> None:
     class Cache:
         small = False
@@ -106,10 +142,72 @@ def test_a_cache_that_can_become_smaller() -> None:
 
     cache = Cache()
     one = guarded(fails(1), [shrink_cache()])
-    assert one(past_key_values=cache) == 2 and cache.small
+    assert one(cache=cache) == 2 and cache.small
     assert one.events[0].done == "now in 4 bits"
     with pytest.raises(MemoryError):
         guarded(fails(1), [shrink_cache()])(torch.zeros(1))
+
+
+def test_a_static_cache_goes_to_four_bits(tiny_model: Any) -> None:
+    """In the middle of a text: smaller, its newest tokens as they were, and decoding goes on near where it was."""
+    from transformers import StaticCache
+
+    exact, cache = (StaticCache(config=tiny_model.config, max_cache_len=1024) for _ in range(2))
+    text = torch.arange(1, 161).view(1, -1) % 97
+    with torch.no_grad():
+        for one in (exact, cache):
+            tiny_model(input_ids=text, cache=one)
+        before = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        step = shrink_cache(tiny_model._call_impl)
+        call = Call((), {"cache": cache})
+        assert step.missing(call) == ""
+        assert step.take(call).startswith("2 of 2 layers in 4 bits: ")
+        assert sum(layer.state.nbytes for layer in cache.layers) < before / 3
+        assert step.missing(call) == "the cache in use has no smaller form"
+        one, other = (
+            tiny_model(input_ids=torch.tensor([[5]]), cache=c).logits for c in (exact, cache)
+        )
+    assert int(cache.layers[0].get_seq_length()) == 161
+    assert not torch.equal(one, other) and torch.allclose(
+        one, other, atol=0.1 * float(one.abs().max())
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny_model() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def test_a_step_that_changes_layers_is_seen_by_the_next_failure(tiny_model: Any) -> None:
+    """The call fails again behind the cache's step: what is taken back is what the new layers hold."""
+    from transformers import StaticCache
+
+    short = StaticCache(config=tiny_model.config, max_cache_len=64)
+    cache = StaticCache(config=tiny_model.config, max_cache_len=512)
+    left = [2]
+
+    def call(**kwargs: Any) -> Any:
+        found = tiny_model._call_impl(**kwargs)
+        left[0] -= 1
+        if left[0] >= 0:
+            raise MemoryError
+        return found
+
+    with torch.no_grad():
+        tiny_model(input_ids=torch.arange(1, 21).view(1, -1), cache=cache)
+        tiny_model(input_ids=torch.tensor([[1]]), cache=short)
+        assert shrink_cache(call).missing(Call((short,))), "a short one would not be smaller"
+        taken: list[str] = []
+        one = guarded(call, [shrink_cache(call), *steps(taken, "graphs")])
+        one(input_ids=torch.tensor([[7]]), cache=cache)
+    assert taken == ["graphs"] and int(cache.layers[1].get_seq_length()) == 21
 
 
 @pytest.mark.parametrize(
@@ -319,7 +417,7 @@ def test_half_a_call_is_taken_back(name: str, failed: int, before: int) -> None:
     for one in (cache, other):
         if before:
             feed(one, 0, before)
-    undo = snapshot((), {"past_key_values": cache})
+    undo = snapshot((), {"cache": cache})
     feed(cache, 50, 2, layers=failed)
     undo()
     for one in (cache, other):

@@ -9,7 +9,8 @@ from typing import Any
 from .facts import Facts
 from .memory import Thresholds
 from .plan import Plan, Settings, Wanted
-from .stepdown import ORDER, Guarded, Step, absent, release_pools, shrink_cache
+from .smaller import shrink_cache
+from .stepdown import ORDER, Guarded, Step, absent, release_pools
 
 NOT_HERE = {
     "speculation": "nothing is speculated",

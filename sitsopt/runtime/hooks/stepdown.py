@@ -7,8 +7,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import torch
 
 from . import memory
 from .memory import Reading, Thresholds, Trend
@@ -48,6 +50,10 @@ class Step:
     gives: Callable[..., Any] | None = None
 
 
+def _cause(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+
+
 @dataclass(frozen=True)
 class Event:
     """A step that was taken (or had nothing to give): at which call, and what for."""
@@ -63,24 +69,8 @@ def absent(name: str, why: str) -> Step:
     return Step(name, lambda call: why, lambda call: why)
 
 
-def shrink_cache() -> Step:
-    """The step for caches that can become smaller: those among a call's arguments with a method `step_down()`,
-    which says what it did."""
-
-    def caches(call: Call) -> list[Any]:
-        return [v for v in (*call.args, *call.kwargs.values()) if hasattr(v, "step_down")]
-
-    return Step(
-        "cache",
-        lambda call: "; ".join(str(cache.step_down()) for cache in caches(call)),
-        lambda call: "" if caches(call) else "the cache in use has no smaller form",
-    )
-
-
 def release_pools(call: Call) -> str:
     """Garbage, the allocator's free blocks, the device's."""
-    import torch
-
     found = gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -134,10 +124,33 @@ class Guarded:
             except Exception as error:
                 if not is_allocation_failure(error):
                     raise
-                cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-                if not self._after_failure(number, call, cause, undo):
+                if not self._after_failure(number, call, _cause(error), undo):
                     raise
-            # Outside the handler: its traceback keeps the failed call's tensors alive until here.
+            # Outside the handler: its traceback keeps the failed call's tensors alive until here. A step may have
+            # put other layers into a cache.
+            undo = snapshot(args, kwargs)
+
+    def request(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A whole request, such as `generate`, whose calls of the model are guarded. What fails between them, or in a
+        call that cannot be made again, begins anew from the same random numbers after a step. A request with a
+        `streamer` is run once: what was shown cannot be taken back."""
+        if kwargs.get("streamer") is not None:
+            return function(*args, **kwargs)
+        start, call, random = self.calls, Call(args, kwargs), torch.get_rng_state()
+        undo = snapshot(args, kwargs)
+        while True:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                if not is_allocation_failure(error):
+                    raise
+                if not self._after_failure(self.calls, call, _cause(error), undo):
+                    raise
+            # From the beginning all steps so far are in force.
+            self.events = [replace(e, call=start) if e.call > start else e for e in self.events]
+            self.calls = start
+            undo = snapshot(args, kwargs)
+            torch.set_rng_state(random)
 
     def _before(self, number: int, call: Call) -> None:
         for name in self.forced.get(number, ()):
