@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
-
 from . import memory
 from .memory import Reading, Thresholds, Trend
 from .rollback import CannotUndo, snapshot
@@ -71,6 +69,8 @@ def absent(name: str, why: str) -> Step:
 
 def release_pools(call: Call) -> str:
     """Garbage, the allocator's free blocks, the device's."""
+    import torch
+
     found = gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -134,6 +134,8 @@ class Guarded:
         """A whole request, such as `generate`, whose calls of the model are guarded. What fails between them, or in a
         call that cannot be made again, begins anew from the same random numbers after a step. A request with a
         `streamer` is run once: what was shown cannot be taken back."""
+        import torch
+
         if kwargs.get("streamer") is not None:
             return function(*args, **kwargs)
         start, call, random = self.calls, Call(args, kwargs), torch.get_rng_state()
