@@ -24,6 +24,7 @@ from .runtime.strides import keep_strides
 from .runtime.triton.choose import NO_TEXT
 from .runtime.weights import note_errors
 from .runtime.writes import Sharing, rough_writes
+from .spec.region import RegionFile
 from .spec.rule import Rule
 from .spec.target import Target
 from .stages import counted, tell
@@ -45,6 +46,7 @@ class Plan:
     allow: Callable[[str], bool] = lambda site: True
     target: Target | None = None  # to predict times for
     weights: WantedWeights | None = None
+    regions: tuple[RegionFile, ...] = ()  # region rules, in the recipe's order
 
 
 def process(gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord) -> Product:

@@ -14,6 +14,7 @@ from torch import nn
 from .calibrate.choose import apply as use_calibrated
 from .options import Options
 from .pipeline import LoweringError, Plan
+from .rewrite.coverage import too_little
 from .rewrite.order import ordered
 from .rewrite.record import Effective, GraphRecord, Miss, Record
 from .rewrite.wanted import wanted_weights
@@ -22,13 +23,13 @@ from .runtime.machine import detect_target
 from .session import Session, weak
 from .spec.locate import rule_dirs
 from .spec.recipe import Recipe, load_recipe, requests
+from .spec.region import load_regions
 from .spec.rule import Rule, load_rules
 from .spec.target import Target, load_target
 
 # Settings whose part of sitsopt acts outside a single graph, or is not built yet: said plainly under `effective`.
 NOT_YET = {
     "speculate": "speculative decoding is not built yet: tokens are decoded one by one",
-    "regions": "regions are not built yet: every op runs on its own",
 }
 # What lies outside a graph: `sitsopt.optimize` does it, torch.compile alone cannot.
 OUTSIDE = {
@@ -38,7 +39,8 @@ OUTSIDE = {
 
 
 class ExpectationError(RuntimeError):
-    """A rule fired less (or more) often than the recipe's `expect` demands; the message shows the near misses."""
+    """A rule fired less (or more) often than the recipe's `expect` demands, or less of a step is in regions than
+    `regions.require`; the message shows the near misses, or what is outside and why."""
 
 
 def make_session(
@@ -50,10 +52,9 @@ def make_session(
 ) -> Session:
     """Load what the options name and plan for one model; `outside` are sections about what lies outside a graph that the caller sees to. Raises SpecError for anything that is wrong with
     it, and LoweringError under `strict` for what the recipe asks and is not to be had."""
-    rules = load_rules(rule_dirs(options.path))
-    recipe = load_recipe(
-        options.recipe, class_names(owner), options.path, options.set, [r.id for r in rules]
-    )
+    rules, regions = load_rules(rule_dirs(options.path)), load_regions(rule_dirs(options.path))
+    known = [r.id for r in rules] + [r.id for r in regions.values()]
+    recipe = load_recipe(options.recipe, class_names(owner), options.path, options.set, known)
     target = (
         detect_target() if options.target == "auto" else load_target(options.target, options.path)
     )
@@ -66,7 +67,8 @@ def make_session(
         options.strict, options.explain, options.allows(), target,
     )  # fmt: skip
     plan.weights = wanted_weights(owner, weak(owner), recipe, record.effective)
-    missing = unbuilt(recipe, outside)
+    plan.regions = tuple(regions[name] for name in recipe.regions.use) if recipe.regions else ()
+    missing = [*unbuilt(recipe, outside), *_no_graphs(recipe, target)]
     if plan.weights is not None:
         lines, complete = use_calibrated(plan.weights, owner, options.path)
         (record.effective if complete else missing).extend(lines)
@@ -125,6 +127,14 @@ def unbuilt(recipe: Recipe, outside: Collection[str] = ()) -> list[Effective]:
     ]
 
 
+def _no_graphs(recipe: Recipe, target: Target) -> list[Effective]:
+    """What a recipe says of regions, where the target has no graphs to capture."""
+    if target.emitter == "triton":
+        return []
+    why = f"regions are captured as CUDA graphs; {target.name} is no GPU"
+    return [Effective(r.asked, "nothing", why) for r in requests(recipe) if r.section == "regions"]
+
+
 def fired(graphs: Iterable[GraphRecord]) -> Counter[str]:
     """How many distinct sites of the model each rule fired at, counted once over all graphs."""
     places: set[tuple[str, str, int]] = set()
@@ -138,7 +148,8 @@ def fired(graphs: Iterable[GraphRecord]) -> Counter[str]:
 
 
 def check_once(session: Session) -> None:
-    """The same, at the first complete call only."""
+    """Compare `expect` with what fired at the first complete call; `regions.require` at every one."""
+    check_regions(session)
     if not session.checked:
         session.checked = True
         check_expectations(session)
@@ -167,6 +178,16 @@ def check_expectations(session: Session) -> None:
     elif wrong:
         hint = "`sitsopt explain MODEL --why-not RULE` shows every near miss"
         raise ExpectationError("\n".join([*wrong, f"  hint: {hint}"]))
+
+
+def check_regions(session: Session) -> None:
+    """Raises ExpectationError where less of a step is in regions than the recipe requires, with what is outside."""
+    asked = session.recipe.regions if session.recipe is not None else None
+    if asked is None or asked.require is None:
+        return
+    if wrong := too_little(session.record.graphs, asked.require):
+        pos = session.recipe.origin(("regions", "require"))
+        raise ExpectationError("\n".join(f"{pos}: {line}" for line in wrong))
 
 
 def _closest(graphs: Iterable[GraphRecord], rule: str) -> str:

@@ -15,9 +15,11 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from sitsopt.cli._region_page import region_page
 from sitsopt.spec.errors import Pos, SpecError, did_you_mean
 from sitsopt.spec.locate import rule_dirs, shipped
 from sitsopt.spec.program import DType
+from sitsopt.spec.region import FOLDER, RegionFile, load_region, load_regions, region_files
 from sitsopt.spec.rule import Condition, Example, Rule, load_rule, load_rules, rule_files
 
 Paths = Sequence[str | Path]
@@ -58,9 +60,13 @@ def rules(ident: str = "", *, as_json: bool = False, path: Paths = ()) -> int:
     Exit status: 0, or 2 when a rule file is wrong or there is no such rule.
     """
     try:
+        if ident and (region := _region(ident, path)):
+            return region_page(region, as_json)
         if ident:
             return _page(_find(ident, path), as_json)
-        return _list(load_rules(rule_dirs(path)), as_json)
+        return _list(
+            load_rules(rule_dirs(path)), list(load_regions(rule_dirs(path)).values()), as_json
+        )
     except SpecError as error:
         return _bad_input(error, as_json)
 
@@ -97,6 +103,20 @@ def new(ident: str, *, directory: str = "", as_json: bool = False, path: Paths =
 
 
 # -- finding ----------------------------------------------------------------------------------------
+
+
+def _region(ident: str, path: Paths) -> RegionFile | None:
+    """The region rule called `regions/NAME`, or NAME where no other rule is."""
+    files, name = region_files(rule_dirs(path)), ident.removeprefix(f"{FOLDER}/")
+    others = {rule_id.split("/")[-1] for rule_id in rule_files(rule_dirs(path))}
+    if name in files and (name != ident or name not in others):
+        return load_region(files[name], name)
+    if name != ident:
+        raise SpecError(
+            Pos(f"rule {ident}"), f"there is no region rule `{name}`",
+            expected="one of " + ", ".join(files) if files else "", hint=did_you_mean(name, files),
+        )  # fmt: skip
+    return None
 
 
 def _find(ident: str, path: Paths) -> Rule:
@@ -186,19 +206,24 @@ def _plain(value: Any) -> Any:
 # -- as text ----------------------------------------------------------------------------------------
 
 
-def _list(found: list[Rule], as_json: bool) -> int:
+def _list(found: list[Rule], regions: list[RegionFile], as_json: bool) -> int:
     if as_json:
         rows = [
             {"id": rule.id, "stage": rule.stage, "summary": rule.summary, "file": rule.pos.file,
              "grad": rule.grad, "emit": rule.emit, "examples": len(rule.examples)}
             for rule in found
         ]  # fmt: skip
+        rows += [
+            {"id": rule.id, "stage": FOLDER, "summary": rule.summary, "file": rule.file}
+            for rule in regions
+        ]
         print(json.dumps(rows, indent=2))
         return 0
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
-    for rule in found:
-        table.add_row(Text(rule.id), Text(rule.summary))
+    every = [(one.id, one.summary) for one in found] + [(one.id, one.summary) for one in regions]
+    for name, summary in every:
+        table.add_row(Text(name), Text(summary))
     Console(highlight=False).print(table)
     return 0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..rewrite.record import GraphRecord, Site
 from .misses import Attempt
+from .regions import coverage_data, regions_data
 from .sites import Spot
 from .story import Story
 
@@ -21,6 +22,8 @@ def as_dict(story: Story) -> dict[str, Any]:
         "effective": [
             {"asked": e.asked, "got": e.got, "reason": e.reason} for e in record.effective
         ],
+        "regions": regions_data(record.graphs),
+        "coverage": coverage_data(record.graphs),
         "bandwidth_gbs": story.bandwidth_gbs,
         "misses_recorded": story.recorded,
         "notes": list(story.notes),

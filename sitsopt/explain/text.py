@@ -15,6 +15,7 @@ from rich.text import Text
 
 from .misses import Group
 from .names import micros, parts, plural, short, size, where
+from .regions import regions_text
 from .sites import Spot, Sums, step, sums
 from .story import Story
 
@@ -53,6 +54,7 @@ def story_parts(story: Story) -> Iterator[RenderableType]:
             yield Text(
                 f"{graph.name}: layers compiled one by one: {graph.repeat_failed}", style="dim"
             )
+    yield from regions_text(story.record.graphs)
     yield from _applied(story)
     yield from _missed(story)
     yield from _effective(story)

@@ -18,14 +18,17 @@ from ..graph.capture import CannotCapture
 from ..graph.repeat import equal_layers
 from ..options import Options
 from ..pipeline import fallback_effects, records_gradients, rewritten
-from ..planning import ExpectationError, check_expectations, make_session
+from ..planning import ExpectationError, check_expectations, check_regions, make_session
 from ..reporting import Report, of_sessions
 from ..rewrite.record import GraphRecord
+from ..runtime.capture.choose import plan_for
 from ..runtime.choose import foreseen
 from ..runtime.lower import choose_kernels
 from ..runtime.machine import detect_target
 from ..runtime.triton.choose import on_paper
 from ..session import Session, ends_the_call
+from ..spec.locate import rule_dirs
+from ..spec.region import RegionFile, load_regions
 from ..spec.target import Target
 from .steps import Step, steps
 
@@ -63,6 +66,7 @@ def explain(
     report = of_sessions([session], model)
     try:
         check_expectations(session)
+        check_regions(session)
     except ExpectationError as error:
         return report, error
     return report, None
@@ -93,10 +97,21 @@ def _backend(name: str, session: Session) -> Callable[..., Any]:
         record = GraphRecord(f"{name}/{count}" if count else name)
         count += 1
         session.record.graphs.append(record)
+        record.broken, record.broken_at = why_broken(gm)
         rewrite_one(gm, inputs, session, record)
         return _stop if ends_the_call(gm) else gm.forward
 
     return backend
+
+
+def why_broken(gm: GraphModule) -> tuple[str, str]:
+    """Why a graph ends before its call does, and `file:line` of that; empty for one that does not."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return "", ""
+    frames = list(reason.user_stack or ())
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return str(reason.reason).strip().split("\n")[0], where
 
 
 def _stop(*args: Any) -> Any:
@@ -118,6 +133,15 @@ def rewrite_one(
     if session.plan.lowering.repeat and not record.grad:
         record.repeated = equal_layers(captured.gm.graph)
     choose_kernels(captured, applied, session.plan.lowering, session.extra.get("kernel"))
+    if session.target.emitter == "triton":
+        record.regions = plan_for(
+            captured, session.plan.regions or _by_default(session), session.target
+        )
+
+
+def _by_default(session: Session) -> list[RegionFile]:
+    """The rules that are shown where the recipe names none."""
+    return list(load_regions(rule_dirs(session.options.path)).values())[:1]
 
 
 def _on(target: Target) -> Callable[[Node], tuple[str, str]]:

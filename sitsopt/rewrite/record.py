@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..graph.regions.plan import RegionPlan
+
 
 @dataclass(frozen=True)
 class Place:
@@ -104,6 +106,10 @@ class GraphRecord:
     left_weights: dict[str, str] = field(
         default_factory=dict
     )  # modules the recipe names, and why not
+
+    regions: RegionPlan | None = None  # where regions were planned
+    broken: str = ""  # why the graph ends where it does, before the call does
+    broken_at: str = ""  # file:line of that
 
     def forget_rewrites(self) -> None:
         """Before the graph is rewritten once more."""

@@ -101,12 +101,15 @@ class RegionFile(Spec):
 
     def why_outside(self, op: str) -> str:
         """Why an op (`aten.mul`) may not be inside a region of this rule; empty where it may."""
-        for pattern, reason in self.split.items():
-            if means(pattern, op):
-                return reason
+        if why := self.why_split(op):
+            return why
         if any(means(pattern, op) for pattern in self.capture):
             return ""
         return f"the region rule `{self._name}` does not name {op} under `capture`"
+
+    def why_split(self, op: str) -> str:
+        """Why an op ends a region by this rule; empty where it does not."""
+        return next((why for pattern, why in self.split.items() if means(pattern, op)), "")
 
     def stays(self, op: str) -> bool:
         """Whether an op must stay on the main stream."""
@@ -176,7 +179,7 @@ def _pattern(pattern: str, pos: Pos, path: str) -> Iterator[SpecError]:
     space, dot, rest = pattern.partition(".")
     if not dot or not space.isidentifier() or not rest:
         yield SpecError(pos, f"`{pattern}` is no op", expected="NAMESPACE.NAME, such as aten.mul or aten.*",
-                        hint=did_you_mean(f"aten.{pattern}", known()), path=path)  # fmt: skip
+                        hint=_meant(pattern), path=path)  # fmt: skip
     elif space in NAMESPACES:
         if any(sign in rest for sign in "*?["):
             if not any(means(pattern, op) for op in known()):
@@ -185,3 +188,8 @@ def _pattern(pattern: str, pos: Pos, path: str) -> Iterator[SpecError]:
             near = suggest(pattern)
             hint = f"did you mean `{near}`?" if near else ""
             yield SpecError(pos, f"there is no op `{pattern}`", hint=hint, path=path)
+
+
+def _meant(name: str) -> str:
+    fact = resolve(name)
+    return f"did you mean `{fact.key}`?" if fact else did_you_mean(f"aten.{name}", known())

@@ -115,7 +115,8 @@ class Links(Spec):
         default=None, description="Microseconds between kernels (GPU) or parallel regions (CPU)."
     )
     host_launch_us: Amount | None = Field(
-        default=None, description="Microseconds that the host takes to start one kernel, outside a graph."
+        default=None,
+        description="Microseconds that the host takes to start one kernel, outside a graph.",
     )
 
 

@@ -134,6 +134,7 @@ def _flow(region: Region, facts: Facts, nodes: dict[str, Node]) -> Iterator[str]
     last: dict[int, str] = {0: BEGIN}
     started: set[str] = {BEGIN}
     for start in region.order:
+        flow.add_node(start.node)
         if start.stream in last:
             flow.add_edge(last[start.stream], start.node)
         elif not start.waits:

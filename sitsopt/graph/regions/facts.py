@@ -167,13 +167,30 @@ def _homes(graph: Graph, nodes: Sequence[Node], news: Mapping[Node, Node]) -> di
         if not chain or link is not old or not isinstance(old, Node):
             continue
         first = place[chain[-1]]
-        late = [u for u in _readers(old) if u not in chain and place[u] > first and u.op != "output"]
+        late = [
+            u for u in _readers(old) if u not in chain and place[u] > first and u.op != "output"
+        ]
         if all(u.target is aten.copy_.default for u in late):
             home.update(dict.fromkeys(chain, old))
     for node in nodes:
         root = storage_root(node)
-        home[node] = home.get(root, root) if root is not node else home[node]
+        changed = _gives_back(node)
+        if changed is not None:
+            home[node] = home[changed]
+        elif root is not node:
+            home[node] = home.get(root, root)
     return home
+
+
+def _gives_back(node: Node) -> Node | None:
+    """The argument that a node writes to and returns, as `copy_` does."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.returns:
+        return None
+    returned = target._schema.returns[0].alias_info
+    if returned is None or not returned.is_write:
+        return None
+    return next(iter(writes_of(node, {})), None)
 
 
 def _readers(node: Node) -> Iterable[Node]:
@@ -189,7 +206,10 @@ def _readers(node: Node) -> Iterable[Node]:
 
 
 def _needs(
-    graph: Graph, nodes: Sequence[Node], home: Mapping[Node, Node], writes: Mapping[Node, list[Node]]
+    graph: Graph,
+    nodes: Sequence[Node],
+    home: Mapping[Node, Node],
+    writes: Mapping[Node, list[Node]],
 ) -> dict[Node, frozenset[Node]]:
     calls = set(nodes)
     changing = {home[m] for n in nodes for m in writes[n]}

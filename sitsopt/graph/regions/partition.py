@@ -62,8 +62,7 @@ def _why(facts: Facts, rule: RegionFile, node: Node) -> str:
     if node in facts.free:
         return ""
     name = op_name(node)
-    split = next((why for why in (rule.split.get(name),) if why), "")
-    return split or facts.why_outside(node) or rule.why_outside(name)
+    return rule.why_split(name) or facts.why_outside(node) or rule.why_outside(name)
 
 
 def _levels(facts: Facts, reasons: dict[Node, str]) -> dict[Node, int]:

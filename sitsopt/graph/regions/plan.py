@@ -116,13 +116,14 @@ class Outside:
 @dataclass
 class RegionPlan:
     """The regions of one graph and what is left between them, in the order of `order` (names of regions and nodes).
-    refused: why there is none at all."""
+    refused: why there is none at all; fits: whether the rule is meant for such a graph."""
 
     rule: str
     regions: list[Region] = field(default_factory=list)
     outside: list[Outside] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     refused: str = ""
+    fits: bool = True
     limit_bytes: int | None = None
 
     @property

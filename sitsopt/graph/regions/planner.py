@@ -22,7 +22,9 @@ def plan_regions(
     that stay where they are between calls (weights, buffers), beside those that are written."""
     facts = facts_of(graph, written)
     made = RegionPlan(rule.name, limit_bytes=costs.limit_bytes)
-    made.refused = why_not(facts, rule)
+    made.refused = not_meant(facts, rule)
+    made.fits = not made.refused
+    made.refused = made.refused or not_sure(facts, rule)
     parts = [] if made.refused else partition(facts, rule)
     if made.refused:
         everything = Part(list(facts.nodes), dict.fromkeys(facts.nodes, made.refused))
@@ -39,11 +41,16 @@ def plan_regions(
     return made
 
 
-def why_not(facts: Facts, rule: RegionFile) -> str:
-    """Why a rule is not for a graph at all; empty where it is."""
+def not_meant(facts: Facts, rule: RegionFile) -> str:
+    """Why a rule is not meant for a graph; empty where it is."""
     count = tokens(facts)
     if rule.tokens is not None and isinstance(count, int) and count > rule.tokens:
         return f"the rule `{rule.name}` is for steps of at most {rule.tokens} tokens; this one has {count}"  # fmt: skip
+    return ""
+
+
+def not_sure(facts: Facts, rule: RegionFile) -> str:
+    """Why nothing of a graph can be planned; empty where it can."""
     if facts.symbols and not rule.captures.buckets:
         return f"sizes vary ({', '.join(sorted(facts.symbols))}) and the rule `{rule.name}` gives no `buckets`"  # fmt: skip
     return ""

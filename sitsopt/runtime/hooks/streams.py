@@ -13,7 +13,6 @@ from ...graph.regions.schedule import Launch, Work, schedule
 from .facts import Facts
 from .plan import Plan, Settings, Wanted
 
-
 __all__ = ["Launch", "NotReady", "Streams", "Work", "capture_window", "pending", "schedule"]
 
 
