@@ -7,9 +7,8 @@ the size of the output; dims count from the front; a slice ends where its dimens
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -21,8 +20,7 @@ aten = torch.ops.aten
 PRIMS = ("cast", "permute", "reshape")  # families of ops that are read as one
 
 
-@dataclass(frozen=True)
-class OpView:
+class OpView(NamedTuple):
     """`key` is the canonical op name; `names` and `values` its arguments in schema order; `defaults` says
     which argument may be left out of a pattern (the index of the first one that has a default)."""
 

@@ -16,8 +16,9 @@ from torch.fx import Node
 from ..graph.build import Builder
 from ..graph.facts import escapes, same_shape, storage_root, tensor, val
 from ..spec.program import Arith, Let, Lit, Program, Ref, Seq, Term
+from .bindings import Unbound
 from .check import Refusal, insertion_point
-from .match import Match, Unbound
+from .match import Match
 from .relay import relay
 from .values import arithmetic, plain
 from .view import GraphView

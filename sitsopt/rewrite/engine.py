@@ -18,9 +18,10 @@ from ..graph.facts import is_view, module_path, source
 from ..graph.opview import canonical
 from ..spec.rule import Rule
 from ..spec.target import Target
+from .bindings import Trace
 from .check import Refusal, refuse
 from .edit import Edit, apply
-from .match import Attempt, Match, Trace
+from .match import Attempt, Match
 from .predict import Forecast, bytes_moved
 from .prefilter import needs, test_of
 from .record import GraphRecord, Miss, Place, Site, Tried

@@ -20,7 +20,7 @@ from ..graph.build import Builder
 from ..graph.facts import DTYPES
 from ..spec.rule import Example, Input, Rule
 from .edit import run
-from .match import plain
+from .values import plain
 from .view import GraphView
 
 

@@ -8,63 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
-import torch
 from torch.fx import Node
 
-from ..graph.facts import DTYPES, tensor
-from ..graph.opview import (
-    REQUIRED,
-    OpView,
-    canonical,
-    dim_args,
-    front,
-    key_of,
-    permutation,
-    rank_of,
-    view_of,
-)
-from ..spec.ops import commutative, resolve
-from ..spec.program import Arith, Call, Let, Lit, Program, Ref, Seq, Term
-from ..spec.rule import Input, Rule
-from .values import arithmetic, const_kinds, plain, same_constant, symbolic
+from ..graph.facts import tensor
+from ..graph.opview import REQUIRED, OpView, canonical, key_of, permutation, view_of
+from ..spec.ops import resolve
+from ..spec.program import Call, Let, Lit, Program, Ref, Seq, Term
+from ..spec.rule import Rule
+from .bindings import Bindings, Trace, Unbound, described
+from .pattern import from_the_front, pattern_of
+from .values import plain, same_constant, symbolic
 from .view import GraphView
 
-LAYOUT_ONLY = {
-    "aten.clone",
-    "aten.contiguous",
-}  # the memory format changes where values lie, not what they are
 Goal = tuple[Term, Any, str]
 FAILED: tuple[Goal, ...] = ((Lit(None), None, "failed"),)
 
 
 _State = tuple[dict[str, Any], dict[Node, Let | None], int]
-
-
-class Unbound(Exception):
-    """A term names a size or a constant that is not known yet."""
-
-
-@dataclass
-class Trace:
-    """The failure that got furthest: how many nodes had matched, and why the next step failed."""
-
-    matched: int = -1
-    reason: str = ""
-    condition: str = ""
-    expected: str = ""
-    found: str = ""
-    explanation: str = ""
-    of: int = 0  # nodes in the pattern
-
-    def fail(
-        self, matched: int, reason: str, condition: str, expected: object, found: object
-    ) -> None:
-        if matched > self.matched:
-            self.matched, self.reason, self.condition = matched, reason, condition
-            self.expected, self.found = str(expected), str(found)
 
 
 @dataclass
@@ -80,56 +42,14 @@ class Match:
     inputs: list[Node] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Op:
-    """What a call of the pattern asks of a node: its key, its overload if the pattern names one."""
-
-    key: str
-    overload: str
-    commutes: bool
-
-    @property
-    def one_way(self) -> bool:
-        """Whether a node can be this call in one way at most."""
-        return not self.commutes and self.key != "prim.cast"
-
-
-Pair = tuple[int, str, str, Term | None, bool]
-
-
-@dataclass
-class _Plan:
-    """What every attempt at one spelling shares. `pairs`: for a call and the argument names of an op, which term of
-    the call goes with which argument, None for one that must have its default, and whether it counts dims."""
-
-    lets: dict[str, Let]
-    ops: dict[int, _Op]  # by the id of the let
-    fixed: dict[str, Any]
-    pairs: dict[tuple[int, tuple[str, ...]], list[Pair] | str] = field(default_factory=dict)
-
-
-@lru_cache(maxsize=8192)
-def _plan(rule: Rule, spelling: int) -> _Plan:
-    chosen = rule.spellings[spelling]
-    lets = {n: let for let in chosen.program.lets for n in let.names if n != "_"}
-    ops = {}
-    for let in lets.values():
-        key, overload = canonical(let.call.op), let.call.op.split(".")[2:]
-        ops[id(let)] = _Op(key, overload[0] if overload else "", key in commutative())
-    return _Plan(lets, ops, {k: plain(v) for k, v in chosen.fixed.items()})
-
-
-class Attempt:
+class Attempt(Bindings):
     """One spelling of one rule tried at one node."""
 
     def __init__(self, rule: Rule, spelling: int, view: GraphView, trace: Trace | None) -> None:
-        self.rule, self.view, self.trace = rule, view, trace
-        self.index = spelling
+        self.pattern = pattern_of(rule, spelling)
+        super().__init__(rule, view, trace, self.pattern.fixed)
+        self.index, self.lets = spelling, self.pattern.lets
         self.program: Program = rule.spellings[spelling].program
-        self.plan = _plan(rule, spelling)
-        self.lets = self.plan.lets
-        self.bound: dict[str, Any] = dict(self.plan.fixed)
-        self.nodes: dict[Node, Let | None] = {}
         self.deferred: list[Goal] = []
 
     # -- search -------------------------------------------------------------------------------------
@@ -182,7 +102,7 @@ class Attempt:
                 ]
                 same = [n for n in floor if base in n.all_input_nodes]
                 return sorted(u for u in users if all(n < u for n in same))
-        self._fail(
+        self.fail(
             "pattern",
             f"{', '.join(let.names)} = {let.call.op}",
             "a value that shares an input",
@@ -225,14 +145,14 @@ class Attempt:
             bound = self.bound[name]
             if bound is actual or same_constant(bound, symbolic(actual)):
                 return ()
-            self._fail("pattern", name, f"the same value for `{name}`", actual)
+            self.fail("pattern", name, f"the same value for `{name}`", actual)
             return FAILED
         if name in self.rule.through:
             return None
         let = self.lets.get(name)
         if let is None:
             return self._leaf(name, actual)
-        if not self.plan.ops[id(let)].one_way:
+        if not self.pattern.ops[id(let)].one_way:
             return None
         node = self._source(name, let, actual)
         return FAILED if node is None else self._call(let, node)
@@ -243,10 +163,6 @@ class Attempt:
     def _undo(self, mark: _State) -> None:
         self.bound, self.nodes = dict(mark[0]), dict(mark[1])
         del self.deferred[mark[2] :]
-
-    def _fail(self, reason: str, condition: str, expected: object, found: object) -> None:
-        if self.trace is not None:
-            self.trace.fail(len(self.nodes), reason, condition, expected, found)
 
     # -- one goal -----------------------------------------------------------------------------------
 
@@ -271,7 +187,7 @@ class Attempt:
             parts = self._parts(term, actual)
             if len(parts) == len(term.items):
                 return tuple((t, a, label) for t, a in zip(term.items, parts, strict=True))
-        self._fail("pattern", label, f"a list of {len(term.items)}", actual)
+        self.fail("pattern", label, f"a list of {len(term.items)}", actual)
         return FAILED
 
     def _constant(self, term: Term, actual: Any, label: str) -> tuple[Goal, ...]:
@@ -282,13 +198,13 @@ class Attempt:
             return ()
         if same_constant(wanted, symbolic(actual)):
             return ()
-        self._fail("pattern", label, wanted, actual)
+        self.fail("pattern", label, wanted, actual)
         return FAILED
 
     def _leaf(self, name: str, actual: Any) -> tuple[Goal, ...]:
         spec = self.rule.inputs.get(name)
         if spec is not None:
-            return () if self._input(spec, actual) else FAILED
+            return () if self.fits_input(spec, actual) else FAILED
         self.bound[name] = symbolic(actual)
         return ()
 
@@ -319,26 +235,28 @@ class Attempt:
     def _source(self, name: str, let: Let, actual: Any) -> Node | None:
         """The node that must be the call, for a value that must be a result of it."""
         if not isinstance(actual, Node):
-            self._fail("pattern", name, let.call.op, actual)
+            self.fail("pattern", name, let.call.op, actual)
             return None
         if len(let.names) == 1:
             return actual
         view, index = view_of(actual), let.names.index(name)
         if view is None or view.key != "prim.getitem" or view.values[1] != index:
-            self._fail("pattern", name, f"output {index} of {let.call.op}", _op(actual))
+            self.fail("pattern", name, f"output {index} of {let.call.op}", described(actual))
             return None
         node: Node = view.values[0]
         return node
 
     def _call(self, let: Let, node: Node) -> tuple[Goal, ...]:
         """Take a node as the call, with its arguments as they stand. FAILED leaves everything as it was."""
-        op = self.plan.ops[id(let)]
+        op = self.pattern.ops[id(let)]
         view = view_of(node)
         if view is None or view.key != op.key or (op.overload and view.overload != op.overload):
-            self._fail("pattern", f"{', '.join(let.names)} = {let.call.op}", let.call.op, _op(node))
+            self.fail(
+                "pattern", f"{', '.join(let.names)} = {let.call.op}", let.call.op, described(node)
+            )
             return FAILED
         if node in self.nodes:
-            self._fail("pattern", let.call.op, "a node of its own", _op(node))
+            self.fail("pattern", let.call.op, "a node of its own", described(node))
             return FAILED
         goals = self._arguments(let.call, op.key, view, node)
         if goals is None:
@@ -348,7 +266,7 @@ class Attempt:
 
     def _calls(self, let: Let, node: Node) -> Iterator[tuple[Goal, ...]]:
         """Every way a node can be the call."""
-        op = self.plan.ops[id(let)]
+        op = self.pattern.ops[id(let)]
         if op.key == "prim.cast":
             yield from self._casts(let, node)
             return
@@ -398,51 +316,22 @@ class Attempt:
         """Pair the pattern's arguments with the node's, by position, by name, or by default."""
         if key == "prim.permute":
             return self._permute_goals(call, view)
-        pairs = self._pairs(call, view)
+        pairs = self.pattern.arguments(call, view)
         if isinstance(pairs, str):
-            self._fail("pattern", call.op, f"arguments {list(view.names)}", pairs)
+            self.fail("pattern", call.op, f"arguments {list(view.names)}", pairs)
             return None
         goals: list[Goal] = []
-        for i, name, label, term, counts in pairs:
+        for i, label, term, counts in pairs:
             if term is not None:
-                counted = self._front(term, name, node) if counts else term
+                counted = from_the_front(term, node) if counts else term
                 goals.append((counted, view.values[i], label))
                 continue
             default = view.defaults[i]
             if default is REQUIRED or not same_constant(default, view.values[i]):
                 wanted = default if default is not REQUIRED else "given"
-                self._fail("pattern", label, wanted, view.values[i])
+                self.fail("pattern", label, wanted, view.values[i])
                 return None
         return goals
-
-    def _pairs(self, call: Call, view: OpView) -> list[Pair] | str:
-        """Which argument each term goes with; a text where the op has no such arguments."""
-        key = id(call), view.names
-        if key not in self.plan.pairs:
-            kwargs = dict(call.kwargs)
-            found: list[Pair] = []
-            dims = dim_args(view.key)
-            for i, name in enumerate(view.names):
-                term = call.args[i] if i < len(call.args) else kwargs.pop(name, None)
-                if term is None and name == "memory_format" and view.key in LAYOUT_ONLY:
-                    continue
-                found.append((i, name, f"{call.op}({name}=…)", term, name in dims))
-            odd = kwargs or len(call.args) > len(view.names)
-            self.plan.pairs[key] = str(list(kwargs)) if odd else found
-        return self.plan.pairs[key]
-
-    @staticmethod
-    def _front(term: Term, name: str, node: Node) -> Term:
-        """A literal dim of the pattern, counted from the front like the node's."""
-        rank = rank_of(node, key_of(node))
-        if isinstance(term, Lit) and isinstance(term.value, int):
-            return Lit(front(term.value, rank))
-        if isinstance(term, Arith) and term.op == "neg" and isinstance(term.args[0], Lit):
-            number = term.args[0].value
-            return Lit(front(-number, rank)) if isinstance(number, int) else term
-        if isinstance(term, Seq):
-            return Seq(tuple(Attempt._front(t, name, node) for t in term.items))
-        return term
 
     def _permute_goals(self, call: Call, view: OpView) -> list[Goal] | None:
         base = ".".join(call.op.split(".")[:2])
@@ -450,95 +339,15 @@ class Attempt:
         try:
             args = tuple(self.value(t) for t in call.args[1:])
         except Unbound:
-            self._fail("pattern", base, "literal dims", call.args[1:])
+            self.fail("pattern", base, "literal dims", call.args[1:])
             return None
         wanted = permutation(base, rank, args)
         if wanted != view.values[1]:
-            self._fail("pattern", f"{base} of {rank} dims", wanted, view.values[1])
+            self.fail("pattern", f"{base} of {rank} dims", wanted, view.values[1])
             return None
         return [(call.args[0], view.values[0], "self")]
 
-    # -- inputs -------------------------------------------------------------------------------------
-
-    def _input(self, spec: Input, actual: Any) -> bool:
-        """Bind an input where it fits; what it says of dtypes and sizes may be bound even where it does not."""
-        if spec.kind == "const":
-            fits = self._const_fits(spec, actual)
-        elif actual is None and spec.optional:
-            fits = True
-        elif (value := tensor(actual)) is None:
-            self._fail("pattern", spec.name, "a tensor", actual)
-            fits = False
-        elif spec.kind == "param" and not self.view.is_param(actual):
-            self._fail("pattern", f"{spec.name}: Param", "a parameter or constant", _op(actual))
-            fits = False
-        elif spec.kind == "state" and not self.view.is_state(actual):
-            what = "a buffer that the graph updates"
-            self._fail("pattern", f"{spec.name}: State", what, _op(actual))
-            fits = False
-        else:
-            fits = self._dtype_fits(spec, value) and self._dims_fit(spec, value)
-        if fits:
-            self.bound[spec.name] = actual
-        return fits
-
-    def _const_fits(self, spec: Input, actual: Any) -> bool:
-        fits = isinstance(actual, const_kinds(spec))
-        if spec.const_type in ("float", "int") and isinstance(actual, bool):
-            fits = False
-        if not fits:
-            self._fail("pattern", f"{spec.name}: const {spec.const_type}", spec.const_type, actual)
-        return fits
-
-    def _dtype_fits(self, spec: Input, value: torch.Tensor) -> bool:
-        if spec.dtype is None:
-            return True
-        wanted = DTYPES.get(spec.dtype) or self.bound.get(spec.dtype)
-        if wanted is None:
-            self.bound[spec.dtype] = value.dtype
-            return True
-        if wanted != value.dtype:
-            self._fail("dtype", f"{spec.name}: {spec.dtype}", wanted, value.dtype)
-        return bool(wanted == value.dtype)
-
-    def _dims_fit(self, spec: Input, value: torch.Tensor) -> bool:
-        if spec.dims is None:
-            return True
-        shape = list(value.shape)
-        pack = next((i for i, d in enumerate(spec.dims) if d.pack), None)
-        fixed = len(spec.dims) - (pack is not None)
-        if len(shape) < fixed or (pack is None and len(shape) != fixed):
-            self._fail("shape", f"{spec.name}: {spec.text}", f"{fixed} dims", tuple(shape))
-            return False
-        extra = len(shape) - fixed
-        pieces: list[Any] = shape
-        if pack is not None:
-            pieces = [*shape[:pack], tuple(shape[pack : pack + extra]), *shape[pack + extra :]]
-        return all(self._dim(spec, d, s) for d, s in zip(spec.dims, pieces, strict=True))
-
-    def _dim(self, spec: Input, dim: Any, size: Any) -> bool:
-        wanted = dim.size if dim.size is not None else self.bound.get(dim.name)
-        if wanted is None:
-            self.bound[dim.name] = size
-            return True
-        if same_constant(wanted, size):
-            return True
-        self._fail("shape", f"{spec.name}: {spec.text}", f"{dim.name or dim.size} = {wanted}", size)
-        return False
-
     # -- the end ------------------------------------------------------------------------------------
-
-    def value(self, term: Term) -> Any:
-        """What a term without tensors is worth now; Unbound when a name in it is not known."""
-        if isinstance(term, Lit):
-            return plain(term.value)
-        if isinstance(term, Ref):
-            if term.name not in self.bound:
-                raise Unbound(term.name)
-            return self.bound[term.name]
-        if isinstance(term, Seq):
-            return tuple(self.value(t) for t in term.items)
-        return arithmetic(term.op, [self.value(a) for a in term.args])
 
     def _settled(self) -> bool:
         """Whether the equations left for later hold, now that every size is known."""
@@ -546,10 +355,10 @@ class Attempt:
             try:
                 wanted = self.value(term)
             except Unbound as name:
-                self._fail("pattern", label, f"a value for {name}", "none")
+                self.fail("pattern", label, f"a value for {name}", "none")
                 return False
             if not same_constant(wanted, symbolic(actual)):
-                self._fail("pattern", label, wanted, actual)
+                self.fail("pattern", label, wanted, actual)
                 return False
         return True
 
@@ -561,7 +370,3 @@ class Attempt:
         return Match(
             self.rule, self.index, anchor, dict(self.bound), list(self.nodes), returns, inputs
         )
-
-
-def _op(node: object) -> str:
-    return f"{node.name} = {node.target}" if isinstance(node, Node) else repr(node)

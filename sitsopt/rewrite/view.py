@@ -58,9 +58,11 @@ class GraphView:
         """Keep in `reads` what an op reads: other ops, and constants. What was there once stays in it."""
         view = view_of(node)
         if view is not None:
+            key, reads = view.key, self.reads
             for value in view.values:
                 for item in value if isinstance(value, (list, tuple)) else (value,):
-                    self.reads.update((view.key, read) for read in _reads(item))
+                    for read in _reads(item):
+                        reads.add((key, read))
 
     def note_moved(self, reader: Node, new: object) -> None:
         """The same for one more value that an op reads."""
@@ -110,7 +112,8 @@ class GraphView:
     def sweep(self) -> None:
         """Erase what is dead for good: replaced nodes, and values nobody reads any more."""
         for node in reversed(list(self.graph.nodes)):
-            unread = node.op == "call_function" and not node.users and not node.is_impure()
-            if (node in self.dead or unread) and not node.users:
+            if node.users or node.op != "call_function":
+                continue
+            if node in self.dead or not node.is_impure():
                 self.forget(node)
                 self.graph.erase_node(node)

@@ -24,7 +24,7 @@ from sitsopt.graph.build import overload
 from sitsopt.graph.facts import DTYPES
 from sitsopt.rewrite.edit import run
 from sitsopt.rewrite.example import make_input
-from sitsopt.rewrite.match import plain
+from sitsopt.rewrite.values import plain
 from sitsopt.spec.program import Let, Lit, Program, Ref
 from sitsopt.spec.rule import Example, Rule
 

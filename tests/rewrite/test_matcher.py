@@ -155,7 +155,7 @@ def test_literals(pattern: str, given: str, fires: bool) -> None:
 def test_infinities_and_nan() -> None:
     from dataclasses import replace
 
-    from sitsopt.rewrite.match import same_constant
+    from sitsopt.rewrite.values import same_constant
 
     nan, inf = float("nan"), float("inf")
     assert same_constant(nan, nan) and not same_constant(nan, 0.0) and not same_constant(1.0, nan)
