@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 QUERY_TEXT = r"""
+#if defined(DOT2)
+#define OUT_LANE lane_of_zip
+#else
+#define OUT_LANE lane_of
+#endif
 static void load_queries(const SitsAttention* a, const Segment& at, float* q) {
     int64_t group = group_of(a);
     for (int64_t t = at.first; t < at.first + at.rows; t++)
@@ -93,11 +98,6 @@ static void sweep(const SitsAttention* a, const Segment& at, const int32_t* tile
 """
 
 FINISH_TEXT = r"""
-#if defined(DOT2)
-#define OUT_LANE lane_of_zip
-#else
-#define OUT_LANE lane_of
-#endif
 // Accumulators lie chunk by chunk in the order of load_values; the output is in the order of dims.
 INLINE void write_row(const vf* x, elem* out) {
     float flat[VP];

@@ -59,8 +59,8 @@ def update_(k: Tensor, v: Tensor, state: State, length: Tensor) -> tuple[Tensor,
 
 def rate_(state: State, seen: Tensor, weights: Tensor, fresh: Fresh) -> None:
     """What attention tells a cache: where sequences begin, what is hot. `weights`: as `rating.observe` takes them."""
-    if state.layout.sinks or state.layout.budget:
-        set_start(state, seen)
+    if fresh.old == 0 and (state.layout.sinks or state.layout.budget):
+        set_start(state, seen)  # later, its first tokens are put aside already
     state.keep_sinks(fresh)
     if state.layout.budget:
         observe(state, weights, seen)

@@ -53,7 +53,7 @@ class ListCache:
     def attended(self, weights: torch.Tensor, seen: torch.Tensor) -> None:
         """Attention gave weights [B, Hk, S]; its queries could see `seen` [B, T', S]. What is old is packed now."""
         for b, row in enumerate(self.rows):
-            if self.layout.sinks or self.layout.budget:
+            if row.old == 0 and (self.layout.sinks or self.layout.budget):
                 row.start = int(seen[b, -1].int().argmax())
             self._observe(row, weights[b], seen[b])
             self._commit(row)
