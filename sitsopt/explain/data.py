@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
+from ..graph.kv.sizes import cost_of_site
 from ..rewrite.record import GraphRecord, Site
 from .misses import Attempt
 from .regions import coverage_data, regions_data
@@ -68,8 +70,15 @@ def _spot(one: Spot) -> dict[str, Any]:
         "source": first.place.source,
         "key": first.key,
         **_costs(first),
+        **_cache(first),
         "graphs": {name: {"node": s.place.node, **_costs(s)} for name, s in one.graphs.items()},
     }
+
+
+def _cache(site: Site) -> dict[str, Any]:
+    """Bytes a token of a cache, before and after, where the site is one."""
+    found = cost_of_site(site.binding)
+    return {} if found is None else {"kv_bytes": asdict(found)}
 
 
 def _costs(site: Site) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from . import misses
 from .names import micros, short, size, where
 from .sites import Spot, step, sums
 from .story import Story
-from .text import lowered
+from .text import caches, lowered
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
@@ -85,6 +85,7 @@ def _rules(story: Story) -> list[dict[str, Any]]:
         {
             "id": rule, "summary": story.rules.get(rule, ""), "spots": found,
             "where": where(s.module for s in found), "lowered": lowered(found), "totals": sums(found),
+            "caches": list(caches(found)),
         }
         for rule, found in story.spots.items()
     ]  # fmt: skip

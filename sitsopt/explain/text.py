@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..graph.kv.sizes import Cost, cost_of_site
 from .misses import Group
 from .names import micros, parts, plural, short, size, where
 from .regions import regions_text
@@ -104,6 +105,8 @@ def _applied(story: Story) -> Iterator[RenderableType]:
     yield from map(
         _swapped, (name for name in story.spots if name.startswith("weights/")), repeat(story)
     )
+    for name, found in story.spots.items():
+        yield from (Text(f"{name}: {line}", style="dim") for line in caches(found))
     if story.bandwidth_gbs:
         yield Text(
             "time: predicted from bytes and operations, each op alone → as rewritten", style="dim"
@@ -122,6 +125,20 @@ def _swapped(name: str, story: Story) -> Text:
             f"; weights are off by {errors[0][0]:.2%} to {worst:.2%} ({where_}), root mean square"
         )
     return Text(text, style="dim")
+
+
+def caches(found: Iterable[Spot]) -> Iterator[str]:
+    """What a token costs in the caches at these sites; layers that cost the same in one line."""
+    same: dict[Cost, list[str]] = {}
+    for spot in found:
+        one = cost_of_site(spot.first.binding)
+        if one is not None:
+            same.setdefault(one, []).append(spot.module)
+    for one, modules in same.items():
+        yield (
+            f"{where(modules)}: an old token takes {one.after:g} bytes a layer instead of {one.before:g}; a sequence of "
+            f"{one.tokens:,} {size(one.whole_after)} instead of {size(one.whole_before)}"
+        )
 
 
 def _by_step(totals: dict[str, Sums], how: dict[str, str]) -> Iterator[list[str]]:
