@@ -56,6 +56,8 @@ def _print(result: dict[str, Any]) -> None:
         f"  perplexity      {result['ppl_sits']:.4f}, eager {result['ppl_eager']:.4f}"
         f" ({result['ppl_delta_pct']:+.4f} %) over {result['tokens']:,} tokens"
     )
+    if "kv_cache" in result:
+        _print_kv(result["kv_cache"])
     rows = result.get("rewrites", [])
     if rows:
         table = Table(title=f"the largest errors of {len(rows)} rewrites", title_justify="left")
@@ -67,3 +69,16 @@ def _print(result: dict[str, Any]) -> None:
     for failure in result["failures"]:
         print(f"failed: {failure}")
     print("passed" if result["passed"] else "`sitsopt bisect` names the rewrites to blame")
+
+
+def _print_kv(one: dict[str, Any]) -> None:
+    zeroed = one["ppl_zeroed"]
+    print(
+        f"  through the cache  {one['policy']}: perplexity {one['ppl_sits']:.4f}, eager {one['ppl_eager']:.4f}"
+        f" ({one['ppl_delta_pct']:+.4f} %) over the last {one['scored']:,} of {one['tokens']:,} tokens in steps of"
+        f" {one['step']};"
+    )
+    print(
+        f"                     {one['packed_reads']:.1%} of key reads from packed tiles; with those zeroed "
+        + ("nothing to compare" if zeroed is None else f"{zeroed:.4f}")
+    )

@@ -3,7 +3,9 @@
 When it fails. In f32 and f64 a rewrite may only change the order of a sum: the greedy tokens must be
 equal, and no logit may move by more than 1e-4 of the largest eager logit. In bf16 and f16 two correct
 programs already round to different tokens, so perplexity decides: within 0.1 %. A recipe that
-quantizes changes the weights on purpose: give `ppl_within`, and perplexity alone decides.
+quantizes changes the weights on purpose: give `ppl_within`, and perplexity alone decides. A recipe with a quantized
+cache is also read through that cache (`through_cache`): within 0.3 % of the model's own, and with its packed tiles
+zeroed perplexity must rise by ten times as much at least, or they were not what was read.
 """
 
 from __future__ import annotations
@@ -16,16 +18,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sitsopt.measure import text
-from sitsopt.measure.decode import Decoder, text_config
+from sitsopt.measure import text, through_cache
+from sitsopt.measure.decode import Decoder, text_config, wanted_cache
 from sitsopt.measure.engines import SitsOptions, compiled
 from sitsopt.measure.errors import InputError
 from sitsopt.measure.models import Loaded
+from sitsopt.spec.recipe_form import KVCache
 
 Say = Callable[[str], None]
 
 MAX_REL = 1e-4
 PPL_WITHIN_PCT = 0.1
+KV_WITHIN_PCT = 0.3
+KV_RUINED = 10  # times that
 EXACT = (torch.float32, torch.float64)
 
 
@@ -40,11 +45,13 @@ class CheckOptions:
     rewrites: bool = True
     ppl_within: float | None = None
     sits: SitsOptions = field(default_factory=SitsOptions)
+    kv_tokens: int = 7000
+    kv_scored: int = 2000
 
     @staticmethod
     def quick(sits: SitsOptions, ppl_within: float | None = None) -> CheckOptions:
         """A tenth of the work: two prompts, four windows."""
-        return CheckOptions(2, 32, 2048, 512, True, ppl_within, sits)
+        return CheckOptions(2, 32, 2048, 512, True, ppl_within, sits, 1400, 400)
 
 
 @dataclass
@@ -102,6 +109,9 @@ def check(loaded: Loaded, options: CheckOptions, say: Say = lambda text: None) -
         "window": window,
         "text": text.digest(),
     }
+    kv = wanted_cache(call)
+    if kv is not None and kv.policy != "none":
+        result["kv_cache"] = _through(loaded, call, kv, options, say)
     if options.rewrites:
         say("comparing each rewrite with what it replaced")
         result["rewrites"] = per_rewrite_errors(loaded, prompts[:1], options.sits)
@@ -123,7 +133,33 @@ def failures(
     limit = PPL_WITHIN_PCT if ppl_within is None else ppl_within
     if not abs(result["ppl_delta_pct"]) <= limit:
         found.append(f"perplexity moved by {result['ppl_delta_pct']:+.3f} % (at most {limit:g} %)")
+    if "kv_cache" in result:
+        found += _kv_failures(
+            result["kv_cache"], KV_WITHIN_PCT if ppl_within is None else ppl_within
+        )
     return found
+
+
+def _kv_failures(one: dict[str, Any], limit: float) -> list[str]:
+    found = []
+    if not one["ppl_delta_pct"] <= limit:
+        found.append(
+            f"perplexity through the cache moved by {one['ppl_delta_pct']:+.3f} % (at most {limit:g} %)"
+        )
+    if one["ppl_zeroed"] is None:
+        found.append(f"{one['tokens']} tokens through the cache packed no tile: nothing was tested")
+    elif not 100 * (one["ppl_zeroed"] / one["ppl_sits"] - 1) >= KV_RUINED * KV_WITHIN_PCT:
+        found.append("perplexity hardly changes when packed tiles are zeroed: they are not read")
+    return found
+
+
+def _through(
+    loaded: Loaded, call: Any, kv: KVCache, options: CheckOptions, say: Say
+) -> dict[str, Any]:
+    most = getattr(text_config(loaded.model), "max_position_embeddings", None) or options.kv_tokens
+    length = through_cache.Length.within(options.kv_tokens, options.kv_scored, most)
+    ids = text.windows(loaded.tokenizer, length.tokens, length.tokens).to(loaded.device)
+    return through_cache.compare(call, loaded.model, ids, length, kv, say)
 
 
 def per_rewrite_errors(

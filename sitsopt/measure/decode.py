@@ -49,6 +49,10 @@ class Decoder:
         self.cache.reset()
         return self._logits(ids, 0 if all_logits else 1)
 
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Run `ids` (one row) behind what is in the cache; logits of all of them."""
+        return self._logits(ids, 0)
+
     @torch.no_grad()
     def step(self, logits: torch.Tensor) -> torch.Tensor:
         """Take the likeliest token of `logits` and run it; the next logits."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ..kernel import KvAttention
 from .attention import RUN_TEXT, header
+from .attention_dots import DOTS_TEXT
 from .attention_int4 import INT4_TEXT
 from .attention_merge import FINISH_TEXT, QUERY_TEXT
 from .attention_plan import PLAN_TEXT
@@ -21,7 +22,9 @@ PARTS = (
 )  # fmt: skip
 META_START = 2  # the word of `meta` that says where a sequence begins: `graph/kv/state.py`
 
-_SWEEP = r"""
+BATCH = 4  # packed tiles that share a softmax step
+
+_TILES = r"""
 // A part of the cache of row b, by its place in PARTS.
 #define PART(kv, b, i, T) ((T*)((kv)->state + (b) * (kv)->row_bytes + (kv)->at[i]))
 
@@ -79,24 +82,6 @@ static void fetch_tile(const SitsKv* kv, int64_t b, int64_t h, int64_t tile) {
     }
 }
 
-#if defined(DOTS)
-// The place of a tile among the packed ones of its row; -1 where it is kept in full.
-static int64_t h_tile(const SitsKv* kv, const Segment& at, int64_t tile) {
-    if (tile >= kv->committed) return -1;
-    int64_t place = at.h * kv->old + tile;
-    return kv->pool && PART(kv, at.b, 7, int16_t)[place] ? -1 : place;
-}
-
-static void load_wide(const SitsAttention* a, const Segment& at, float* q) {
-    int64_t group = group_of(a);
-    for (int64_t t = at.first; t < at.first + at.rows; t++)
-        for (int64_t g = 0; g < group; g++, q += HD) {
-            const elem* from = (const elem*)a->q + at.b * a->q_stride[0] + (at.h * group + g) * a->q_stride[1] + t * a->q_stride[2];
-            for (int i = 0; i < HD; i++) q[i] = widen(from[i]);
-        }
-}
-#endif
-
 // The weight, relative to the row's peak, that went to the sinks of a tile.
 static float sink_weight(const SitsKv* kv, int64_t b, int64_t from, const float* s, const float* bias, float peak) {
     int64_t start = PART(kv, b, 0, int64_t)[META_START];
@@ -111,6 +96,19 @@ static float sink_weight(const SitsKv* kv, int64_t b, int64_t from, const float*
     return lost;
 }
 
+// How much attention row r of a segment gave a tile, relative to its peak.
+INLINE void note_tile(const SitsKv* kv, int64_t seg, int64_t tile, int64_t rows, int64_t r, float peak, float got) {
+    kv->peak[(seg * kv->tiles + tile) * rows + r] = peak == -INFINITY ? 0.0f : peak;
+    kv->part[(seg * kv->tiles + tile) * rows + r] = got > 0.0f ? got : 0.0f;
+}
+
+INLINE bool holds_sinks(const SitsKv* kv, int64_t start, int64_t from) {
+    return kv->sinks && start < from + TILE && start + kv->sinks > from;
+}
+
+"""
+
+_SWEEP = r"""
 // Runs `count` tiles of a segment; leaves accumulators, m and l in `part`.
 static void sweep(const SitsAttention* a, const Segment& at, const int32_t* tiles, int64_t count,
                   float* mine, float* part) {
@@ -118,16 +116,6 @@ static void sweep(const SitsAttention* a, const Segment& at, const int32_t* tile
     int64_t group = group_of(a), rows = at.rows * group;
     float* own = mine + tile_room(rows) - EXTRA_ROOM;
     elem* unpacked = (elem*)own;
-#if defined(DOTS)
-    float *q4 = own + TILE * (HD + VD), *o4 = q4 + MOST_ROWS * HD, *lows = o4 + MOST_ROWS * 128;
-    float *owed = lows + MOST_ROWS, *owed4 = owed + MOST_ROWS;  // factors that accumulators are behind by
-    bool dots = rows <= MOST_ROWS, mixed = false;
-    if (dots) {
-        load_wide(a, at, q4);
-        memset(o4, 0, rows * 128 * sizeof(float));
-        for (int64_t r = 0; r < rows; r++) { lows[r] = 0.0f; owed[r] = owed4[r] = 1.0f; }
-    }
-#endif
     float *q = mine, *scores = q + up(rows * QP), *bias = scores + rows * TILE;
     float *alpha = bias + rows * TILE, *o = part, *m = o + up(rows * VP), *l = m + up(rows);
     bool by_head = a->mask_kind && a->mask_stride[1];
@@ -135,29 +123,23 @@ static void sweep(const SitsAttention* a, const Segment& at, const int32_t* tile
     load_queries(a, at, q);
     memset(o, 0, rows * VP * sizeof(float));
     for (int64_t r = 0; r < rows; r++) { m[r] = -INFINITY; l[r] = 0.0f; }
-    int64_t start = PART(kv, at.b, 0, int64_t)[META_START];
-    for (int64_t i = 0; i < count; i++) {
-        int64_t from = (int64_t)tiles[i] * TILE, seg = at.b * a->kv_heads + at.h;
-        int n = (int)(a->keys - from < TILE ? a->keys - from : TILE);
-        bool has_sinks = kv->sinks && start < from + TILE && start + kv->sinks > from;
-        if (i + 1 < count) fetch_tile(kv, at.b, at.h, tiles[i + 1]);
-        Tokens x{};
 #if defined(DOTS)
-        int64_t packed = h_tile(kv, at, tiles[i]);
-        bool as_bytes = dots && !has_sinks && n == TILE && packed >= 0;
-        if (as_bytes) {
-            const uint16_t *ks = PART(kv, at.b, 11, uint16_t) + packed * HD, *kl = PART(kv, at.b, 12, uint16_t) + packed * HD;
-            const uint8_t* kq = PART(kv, at.b, 10, uint8_t) + packed * TILE * KB;
-            for (int64_t r = 0; r < rows; r += ROWS4)
-                SCORE4[(rows - r < ROWS4 ? rows - r : ROWS4) - 1](q4 + r * HD, ks, kl, kq, scores + r * TILE);
-        } else
+    Dots dots = start_dots(a, at, own + TILE * (HD + VD), o, m, l, alpha);
 #endif
-        {
-            x = tile_of(kv, at.b, at.h, tiles[i], unpacked);
-            for (int64_t r = 0; r < rows; r += qblock) {
-                int64_t size = rows - r < qblock ? rows - r : qblock;
-                SCORE[size - 1](q + r * QP, x.k, nullptr, HD, n, scores + r * TILE);
-            }
+    int64_t start = PART(kv, at.b, 0, int64_t)[META_START], seg = at.b * a->kv_heads + at.h;
+    for (int64_t i = 0; i < count; i++) {
+#if defined(DOTS)
+        int taken = dots.rows ? step_dots(a, at, dots, tiles + i, count - i, start) : 0;
+        if (taken) { i += taken - 1; continue; }
+#endif
+        int64_t from = (int64_t)tiles[i] * TILE;
+        int n = (int)(a->keys - from < TILE ? a->keys - from : TILE);
+        bool has_sinks = holds_sinks(kv, start, from);
+        if (i + 1 < count) fetch_tile(kv, at.b, at.h, tiles[i + 1]);
+        Tokens x = tile_of(kv, at.b, at.h, tiles[i], unpacked);
+        for (int64_t r = 0; r < rows; r += qblock) {
+            int64_t size = rows - r < qblock ? rows - r : qblock;
+            SCORE[size - 1](q + r * QP, x.k, nullptr, HD, n, scores + r * TILE);
         }
         for (int64_t r = 0; r < rows; r++) {
             float *add = bias + (by_head ? r : r / group) * TILE, *s = scores + r * TILE, raw[TILE], before = l[r];
@@ -166,23 +148,12 @@ static void sweep(const SitsAttention* a, const Segment& at, const int32_t* tile
             if (kv->rate && has_sinks) memcpy(raw, s, sizeof raw);
             alpha[r] = soften(s, add, a->scale, a->softcap, m[r], l[r]);
             if (!kv->rate) continue;
-            float got = l[r] - before * alpha[r], peak = m[r] == -INFINITY ? 0.0f : m[r];
-            if (has_sinks) got -= sink_weight(kv, at.b, from, raw, add, peak);
-            kv->peak[(seg * kv->tiles + tiles[i]) * rows + r] = peak;
-            kv->part[(seg * kv->tiles + tiles[i]) * rows + r] = got > 0.0f ? got : 0.0f;
+            float got = l[r] - before * alpha[r];
+            if (has_sinks) got -= sink_weight(kv, at.b, from, raw, add, m[r] == -INFINITY ? 0.0f : m[r]);
+            note_tile(kv, seg, tiles[i], rows, r, m[r], got);
         }
 #if defined(DOTS)
-        if (as_bytes) {
-            const uint16_t *vs = PART(kv, at.b, 14, uint16_t) + packed * TILE, *vl = PART(kv, at.b, 15, uint16_t) + packed * TILE;
-            const uint8_t* vq = PART(kv, at.b, 13, uint8_t) + packed * TILE * VB;
-            for (int64_t r = 0; r < rows; r++) owed[r] *= alpha[r], alpha[r] *= owed4[r], owed4[r] = 1.0f;
-            for (int64_t r = 0; r < rows; r += ROWS4)
-                MIX4[(rows - r < ROWS4 ? rows - r : ROWS4) - 1](scores + r * TILE, vq, vs, vl, alpha + r, o4 + r * 128, lows + r);
-            mixed = true;
-            continue;
-        }
-        if (dots)
-            for (int64_t r = 0; r < rows; r++) owed4[r] *= alpha[r], alpha[r] *= owed[r], owed[r] = 1.0f;
+        plain_step(dots);
 #endif
         for (int64_t r = 0; r < rows; r += vblock) {
             int64_t size = rows - r < vblock ? rows - r : vblock;
@@ -190,11 +161,7 @@ static void sweep(const SitsAttention* a, const Segment& at, const int32_t* tile
         }
     }
 #if defined(DOTS)
-    for (int64_t r = 0; mixed && r < rows; r++) {
-        for (int64_t j = 0; j < VP; j++) o[r * VP + j] *= owed[r];
-        for (int64_t j = 0; j < 128; j++) o4[r * 128 + j] *= owed4[r];
-        add_mixed(o4 + r * 128, lows[r] * owed4[r], o + r * VP);
-    }
+    end_dots(dots);
 #endif
 }
 """
@@ -264,14 +231,14 @@ extern "C" int KV_SYMBOL(SitsKv* kv) {
 def text(kernel: KvAttention) -> str:
     """The translation unit after vectors, elements and structs."""
     sizes = (
-        f"#define MOST_ROWS 64\n#define BITS {kernel.bits}\n#define META_START {META_START}\n"
+        f"#define ROUNDED {int(kernel.dtype != 'f32')}\n#define MOST_ROWS 64\n#define BATCH {BATCH}\n#define BITS {kernel.bits}\n#define META_START {META_START}\n"
         "#define AFTER_ROW(a, at, r, base, total) if (((const SitsKv*)a)->rate) note_row(a, at, r, base, total)\n"
         f"#define KV_SYMBOL {kernel.symbol}\n"
         "struct Segment;\n"
         "static void note_row(const SitsAttention*, const Segment&, int64_t, float, float);\n"
     )
-    room = f"(({kernel.head_dim} + {kernel.value_dim}) * 64 + MOST_ROWS * ({kernel.head_dim} + 132) + 16)"
+    room = f"(({kernel.head_dim} + {kernel.value_dim}) * 64 + MOST_ROWS * ({kernel.head_dim} + 132 + 64 * BATCH) + 64 * BATCH + 16)"
     return (
         sizes + header(kernel.head_dim, kernel.value_dim, f"{kernel.symbol}_all", room) + PLAN_TEXT + TILE_TEXT
-        + UNPACK_TEXT + QUERY_TEXT + INT4_TEXT + _SWEEP + FINISH_TEXT + RUN_TEXT + _RATE
+        + UNPACK_TEXT + QUERY_TEXT + INT4_TEXT + _TILES + DOTS_TEXT + _SWEEP + FINISH_TEXT + RUN_TEXT + _RATE
     )  # fmt: skip

@@ -54,9 +54,11 @@ def observe(state: State, weights: torch.Tensor, seen: torch.Tensor) -> None:
 
 
 def rates(state: State, count: int) -> torch.Tensor:
-    """[B, Hk, count]: mass by query that could see the tile."""
+    """[B, Hk, count]: mass by query that could see the tile, to 12 bits: in whatever order a sum is taken, tiles that got
+    the same (all of it, while there is only one) stay equal."""
     seen = state.parts["seen"][:, None, :count].clamp(min=1)
-    return state.parts["mass"][:, :, :count] / seen
+    mantissa, exponent = torch.frexp(state.parts["mass"][:, :, :count] / seen)
+    return torch.ldexp((mantissa * 4096).round() / 4096, exponent)
 
 
 def percentile(values: torch.Tensor, share: float = 0.99) -> torch.Tensor:

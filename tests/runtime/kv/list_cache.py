@@ -83,7 +83,7 @@ class ListCache:
         row.old = now
 
     def _hot(self, row: Row, fresh: list[tuple[int, int]], now: int, room: int) -> list[tuple[int, int]]:  # fmt: skip
-        rate = lambda h, t: row.heads[h].mass[t] / max(row.seen[t], 1)  # noqa: E731
+        rate = lambda h, t: _coarse(row.heads[h].mass[t] / max(row.seen[t], 1))  # noqa: E731
         if not row.seen:
             return []
         every = sorted(rate(h, t) for h in range(self.count) for t in range(now))
@@ -92,7 +92,7 @@ class ListCache:
         limit = self.layout.threshold * every[math.ceil(0.99 * len(every)) - 1]
         budget = self.layout.budget * self.count
         free = min(math.ceil(budget * room), math.ceil(budget * now)) - sum(len(h.full) for h in row.heads)  # fmt: skip
-        good = [p for p in fresh if rate(*p) >= limit * (1 - 1e-6) and rate(*p) > 0]
+        good = [p for p in fresh if rate(*p) >= limit and rate(*p) > 0]
         return sorted(good, key=lambda p: -rate(*p))[: max(0, free)]
 
     def _pack(self, row: Row, head: Head, tile: int) -> None:
@@ -120,6 +120,12 @@ class ListCache:
         """[B, Hk, length, D]."""
         lists = [[getattr(head, name) for head in row.heads] for row in self.rows]
         return torch.stack([torch.stack([torch.stack(x) for x in row]) for row in lists])
+
+
+def _coarse(rate: float) -> float:
+    """To 12 bits."""
+    mantissa, exponent = math.frexp(rate)
+    return math.ldexp(round(mantissa * 4096) / 4096, exponent)
 
 
 def _rounded(x: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
