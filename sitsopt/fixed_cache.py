@@ -44,7 +44,7 @@ def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     if not compiled or _chosen(self, kwargs, args):
         if compiled:
             _lay_out(self, args, kwargs)
-        return own(self, *args, **kwargs)
+        return _accounted(self, own(self, *args, **kwargs), kwargs)
     if self not in _WANTED:
         return own(self, *args, **kwargs, cache_implementation="static")
     from .runtime.kv.cache import of_recipe
@@ -53,7 +53,17 @@ def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     name = "cache" if "cache" in takes else "past_key_values"
     kwargs[name] = of_recipe(self.config, _WANTED[self])
     _lay_out(self, args, kwargs)
-    return own(self, *args, **kwargs)
+    return _accounted(self, own(self, *args, **kwargs), kwargs)
+
+
+def _accounted(model: Any, result: Any, kwargs: dict[str, Any]) -> Any:
+    """The result; what the call's cache held is kept for `report`."""
+    cache = kwargs.get("cache") or kwargs.get("past_key_values")
+    if cache is not None:
+        from .runtime.kv.account import note
+
+        note(model, cache)
+    return result
 
 
 def _own(model: Any) -> Any:

@@ -16,6 +16,7 @@ from .explain.story import Story
 from .explain.text import as_text, story_parts
 from .explain.why import WhyNot, why_not
 from .rewrite.record import Place, Record
+from .runtime.kv.account import last
 from .session import Session, sessions_of
 from .spec.locate import files
 from .spec.rule import Rule
@@ -79,6 +80,7 @@ def of_sessions(found: list[Session], owner: Any = None) -> Report:
         recorded=all(s.plan.misses for s in found),
         bandwidth_gbs=bandwidths.pop() if len(bandwidths) == 1 else None,
         makes=_makes(rule for s in found for rule in s.plan.rules),
+        cache=last(owner),
     )
 
 

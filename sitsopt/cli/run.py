@@ -89,6 +89,9 @@ def _print(generation: Any, timings: dict[str, dict[str, float]]) -> None:
     import sitsopt
     from sitsopt.measure.run import threads_and_device
 
+    from sitsopt.runtime.kv.account import note
+
+    note(generation.loaded.model, generation.engines["sits"].decoder.cache)
     loaded, ratios = generation.loaded, _ratios(timings)
     where = threads_and_device(loaded)
     print(f"{loaded.name}, {str(loaded.dtype).removeprefix('torch.')}, {where}")

@@ -29,6 +29,7 @@ def as_dict(story: Story) -> dict[str, Any]:
         "bandwidth_gbs": story.bandwidth_gbs,
         "misses_recorded": story.recorded,
         "notes": list(story.notes),
+        "cache": None if story.cache is None else story.cache.json(),
     }
 
 

@@ -58,7 +58,7 @@ def as_html(story: Story) -> str:
     return _template().render(
         recipe=record.recipe or "?", target=record.target or "?", bandwidth=story.bandwidth_gbs,
         notes=story.notes, graphs=record.graphs, heats=heats(story), rules=_rules(story),
-        recorded=story.recorded, shown=shown, further=further,
+        cache=story.cache, recorded=story.recorded, shown=shown, further=further,
         effective=list(dict.fromkeys(record.effective)),
         where=where, size=size, micros=micros, short=short,
     )  # fmt: skip

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..rewrite.record import Record
+from ..runtime.kv.account import Account
 from . import misses, sites
 
 
@@ -22,6 +23,7 @@ class Story:
     bandwidth_gbs: float | None = None
     makes: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    cache: Account | None = None  # what the model's last quantized cache held
 
     @cached_property
     def spots(self) -> dict[str, list[sites.Spot]]:

@@ -57,6 +57,9 @@ def story_parts(story: Story) -> Iterator[RenderableType]:
             )
     yield from regions_text(story.record.graphs)
     yield from _applied(story)
+    if story.cache is not None:
+        yield ""
+        yield from map(Text, story.cache.lines())
     yield from _missed(story)
     yield from _effective(story)
 

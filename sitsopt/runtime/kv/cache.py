@@ -13,6 +13,7 @@ from transformers.cache_utils import (
 )
 
 from ...graph.kv.layout import TILE, Layout
+from .account import Account, account
 from .layer import QuantizedLayer
 
 POLICIES = ("hotness-aware", "recency", "int4", "int8", "none")
@@ -64,6 +65,10 @@ class QuantizedKVCache(Cache):  # type: ignore[misc]
         ):
             return QuantizedLayer(Layout("f32", self.max_seq_len, window + hold, bits=0), window)
         return made(max_cache_len=self.max_seq_len, **kwargs)
+
+    def account(self) -> Account:
+        """What it holds: bytes by tier, bits, tiles kept in full and packed, by layer; text and a picture of it."""
+        return account(self.policy, self.layers)
 
     def prepare(self, model: Any, batch: int = 1) -> None:
         """Allocate it for `batch` sequences on `model`, as its first call otherwise does: a compiled model can write in

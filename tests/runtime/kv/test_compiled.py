@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import sitsopt
@@ -45,10 +46,12 @@ def test_the_recipe_puts_the_cache_in() -> None:
     assert not any(name.startswith("kv_cache") for name in asked)
 
 
-def test_compiled_tokens_stay_those_of_eager_as_tiles_are_packed() -> None:
+@pytest.mark.parametrize("lowering", ["eager", pytest.param("auto", marks=pytest.mark.slow)])
+def test_compiled_tokens_stay_those_of_eager_as_tiles_are_packed(lowering: str) -> None:
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     model, plain = llama(), llama()
-    sitsopt.optimize(model)
+    sitsopt.optimize(model, lowering=lowering)
     caches = [QuantizedKVCache(model.config, 256, window=40, hot_budget=0.3) for _ in range(2)]
     kwargs = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     caches[0].prepare(model, 2)
