@@ -88,7 +88,6 @@ def _ratios(timings: dict[str, dict[str, float]]) -> dict[str, float]:
 def _print(generation: Any, timings: dict[str, dict[str, float]]) -> None:
     import sitsopt
     from sitsopt.measure.run import threads_and_device
-
     from sitsopt.runtime.kv.account import note
 
     note(generation.loaded.model, generation.engines["sits"].decoder.cache)

@@ -54,7 +54,7 @@ def test_the_hottest_tiles_are_those_that_got_most() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "map_"), [("recency", "sprr"), ("int8", "pppr"), ("none", "rrrr")]
+    ("policy", "map_"), [("recency", "sprr"), ("int8", "pprr"), ("none", "rrrr")]
 )
 def test_the_map_says_how_a_tile_is_kept(policy: str, map_: str) -> None:
     found = filled(policy, sinks=4).account()
