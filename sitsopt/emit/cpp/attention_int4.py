@@ -2,8 +2,9 @@
 
 Nothing is unpacked to floats. A tile's key scales are folded into the query, its value scales into the weights; both
 are rounded to 8-bit integers, by a unit of their own for each row and tile. What rounding loses is made up for the
-mean of a nibble, 7.5, so that only its spread is seen. The lows of keys give one number a row and tile, those of
-values one number a row. Not for f32, where a rewrite may change the order of a sum and nothing else.
+mean of a nibble, 7.5, so that only its spread is seen: about a sixth of what int4 itself loses (root mean square,
+normal keys with an outlier channel). The lows of keys give one number a row and tile, those of values one number a
+row. Not for f32, where a rewrite may change the order of a sum and nothing else.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ struct KvSlot {
     SitsKvFn fn;
     int dtype;
 };
-constexpr int KV_MOST = 64;
+constexpr int KV_MOST = 1024;
 KvSlot kv_slots[KV_MOST];
 std::atomic<int> kv_count{0};
 

@@ -29,6 +29,15 @@ def eager(layer: QuantizedLayer, q: Any, k: Any, v: Any, mask: Any, scale: float
     return F.scaled_dot_product_attention(q, keys, values, mask, scale=scale, enable_gqa=grouped)
 
 
+def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
+    """f32 is what the list says; in 16 bits the kernel rounds queries and weights to 8, beside an outlier channel."""
+    if dtype == torch.float32:
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+        return
+    gap = (got - want).abs()
+    assert gap.max() < 0.3 and gap.pow(2).mean().sqrt() < 0.03, (gap.max(), gap.pow(2).mean().sqrt())  # fmt: skip
+
+
 class Case:
     """One random history. `step` is what attends and stores."""
 
@@ -101,8 +110,7 @@ class Case:
         wide_k, wide_v = wide
         scores = (q.double() @ wide_k.mT * scale).masked_fill(~here, -torch.inf)
         weights = F.softmax(scores, -1).nan_to_num(0.0)
-        tolerance = 2e-2 if self.dtype != torch.float32 else 2e-5
-        torch.testing.assert_close(out.double(), weights @ wide_v, rtol=tolerance, atol=tolerance)
+        close(out.double(), weights @ wide_v, self.dtype)
         rows = [(i + 1) * tokens // min(tokens, 64) - 1 for i in range(min(tokens, 64))]
         summed = weights[:, :, rows].sum(2).unflatten(1, (self.heads, group)).sum(2)
         self.model.attended(summed, mask[:, 0, rows])

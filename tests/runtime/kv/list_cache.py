@@ -135,5 +135,6 @@ def _rounded(x: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
         scale = (x.float().abs().amax(dim, keepdim=True) / 127).half().double().clamp(min=6e-8)
         return (torch.round(wide / scale).clamp(-127, 127) * scale).to(x.dtype)
     low = x.float().amin(dim, keepdim=True).half().double()
-    scale = ((x.double().amax(dim, keepdim=True) - low) / 15).clamp(min=6e-8).half().double()
+    spread = x.float().amax(dim, keepdim=True) - low.float()
+    scale = (spread / 15).clamp(min=6e-8).half().double()
     return (torch.round((wide - low) / scale).clamp(0, 15) * scale + low).to(x.dtype)
