@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .graph.released import restore
     from .pipeline import LoweringError
     from .planning import ExpectationError
     from .reporting import Report, report
     from .runtime.kv.cache import QuantizedKVCache
     from .whole import optimize
 
-__all__ = ["ExpectationError", "LoweringError", "QuantizedKVCache", "Report", "optimize", "report"]
+__all__ = ["ExpectationError", "LoweringError", "QuantizedKVCache", "Report", "optimize", "report", "restore"]
 
 # Public names and their modules, loaded on first use: `import sitsopt` loads no torch.
 _HOMES = {
@@ -22,6 +23,7 @@ _HOMES = {
     "Report": "reporting",
     "optimize": "whole",
     "report": "reporting",
+    "restore": "graph.released",
 }
 
 

@@ -14,7 +14,7 @@ from . import generate
 from .options import Options
 from .pipeline import LoweringError, Plan, fallback_effects, process, rewritten, without_text
 from .planning import ExpectationError, check_expectations, check_once, make_session
-from .rewrite.record import GraphRecord
+from .rewrite.record import Effective, GraphRecord
 from .runtime.product import Product
 from .session import Session, ends_the_call, find_or_make, owner_of
 from .spec.errors import SpecError
@@ -43,9 +43,18 @@ def sits(
         )
         if session.plan.weights and session.plan.weights.stored:
             for_one_model(gm, inputs)
+        if session.plan.weights and session.plan.weights.releasing:
+            _keeps_originals(session)
         return compile_one(gm, inputs, session).call()
     except (SpecError, ExpectationError, LoweringError) as error:
         return raising(error)
+
+
+def _keeps_originals(session: Session) -> None:
+    why = "Dynamo dispatches this call, which reads every parameter: use sitsopt.optimize"
+    said = Effective("weights: release", "the originals stay", why)
+    if said not in session.record.effective:
+        session.record.effective.append(said)
 
 
 def for_one_model(gm: GraphModule, inputs: Sequence[Any]) -> None:

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from .graph import ops as _reference_ops  # noqa: F401  registers the sits:: ops
 from .graph.capture import CannotCapture, Captured, OnlyEager, capture
 from .graph.pause import collection_paused
+from .graph.released import is_released
 from .rewrite.engine import Applied, Settings, rewrite
 from .rewrite.record import Effective, GraphRecord
 from .rewrite.view import GraphView
@@ -92,6 +93,7 @@ def _compiled(
     if plan.strict and (missing := without_text(record, plan)):
         raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))
     finished = finish(captured, lowering)
+    _refuse_released(finished.values)
     note_errors(applied, finished.hoisted)
     record.repeated = finished.repeated
     tell(record.name, "compile", _what_to_compile(record))
@@ -103,6 +105,13 @@ def _compiled(
         fixed = all(isinstance(i, torch.Tensor) for i in inputs)  # a size that changes is an input
         product.sharing, product.otherwise = Sharing(inputs, fixed), gm.forward
     return product
+
+
+def _refuse_released(values: Sequence[Any]) -> None:
+    if any(map(is_released, values)):
+        raise LoweringError(
+            "this call reads weights that `release: true` has given back: sitsopt.restore(model)"
+        )
 
 
 def rewritten(
@@ -162,6 +171,7 @@ def records_gradients(gm: GraphModule, inputs: Sequence[Any]) -> bool:
 def _fall_back(
     gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord, reason: str
 ) -> Product:
+    _refuse_released(inputs)
     record.fallback = reason
     tell(record.name, "fallback", reason)
     if plan.strict:

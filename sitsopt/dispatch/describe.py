@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..graph.released import Released
+
 PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...))
 TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 DEEPEST = 24
@@ -201,8 +203,9 @@ IGNORED = frozenset({
 def tensor_facts(tensor: torch.Tensor) -> str:
     """What Dynamo guards of a tensor: class, shape, strides, dtype, device, whether it asks for gradients."""
     strides = tensor.stride() if tensor.layout is torch.strided else tensor.layout
+    kind = nn.Parameter if type(tensor) is Released else type(tensor)
     return (
-        f"{_class(type(tensor))} {tuple(tensor.shape)} {strides} {tensor.dtype} {tensor.device}"
+        f"{_class(kind)} {tuple(tensor.shape)} {strides} {tensor.dtype} {tensor.device}"
         f" {tensor.requires_grad}"
     )
 

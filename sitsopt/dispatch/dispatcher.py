@@ -16,10 +16,12 @@ import torch
 from torch import nn
 
 from ..backend import compile_one
+from ..graph.released import as_parameters
 from ..planning import check_once
 from ..rewrite.record import Effective
 from ..runtime.kernels import load as kernels
 from ..runtime.product import CannotDump, Product, SharesStorage
+from ..runtime.release import release_packed
 from ..session import Session
 from ..stages import counted, tell
 from . import disk, versions
@@ -52,6 +54,7 @@ class Dispatcher:
         self.lock = threading.RLock()
         self.method: Any = None
         self.from_disk = 0
+        self.read: set[int] = set()  # ids of parameters that must not be released
         self.given_up = ""  # why Dynamo dispatches after all
         if why := versions.available():
             self._give_up(why)
@@ -98,7 +101,9 @@ class Dispatcher:
                 return None, {}
             if len(self.entries) >= MOST:
                 raise NotWhole(f"{MOST} different calls were compiled")
-            entry = self._load(args, kwargs, found) or self._compile(args, kwargs, found)
+            with as_parameters(self.model):
+                entry = self._load(args, kwargs, found) or self._compile(args, kwargs, found)
+            self._release_after(entry.product)
             self.entries = [entry, *self.entries]  # readers take no lock
             return entry, found
 
@@ -164,6 +169,21 @@ class Dispatcher:
             failed = str(error)
         if failed:
             log.info("%s is not kept on disk: %s", entry.record.name, failed)
+
+    def _release_after(self, product: Product) -> None:
+        """Give originals back once the graph's first call has its packed weights."""
+        wanted = self.session.plan.weights
+        if wanted is None or not wanted.releasing:
+            return
+
+        def release(args: Any) -> None:
+            done, stay = release_packed(self.model, product, args, wanted.released(), self.read)
+            if done or stay:
+                why = "the others are read as they are too" if stay else "the packed copies are read"
+                got = f"{done} weights given back, {len(stay)} kept"
+                self.session.record.effective.append(Effective("weights: release", got, why))
+
+        product.folded = release
 
     def _report(self, entry: Entry) -> None:
         """A call from disk is told as fully as one that was compiled here."""

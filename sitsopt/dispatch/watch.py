@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as _globals
 
+from ..graph.released import Released
 from ..runtime.noted import moved
 from .describe import Describer
 from .versions import Versions
@@ -63,7 +64,7 @@ class Watch:
     def _stamp(self) -> None:
         read = self._read
         self._versions = Versions([*read.dicts, *self.scopes], read.types, read.lists, read.sets)
-        self._moved = moved(self.tensors)
+        self._moved = moved([t for t in self.tensors if type(t) is not Released])
 
 
 HOOKS = [

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Node
 
 from ..graph.archived import STORED, Archived, open_for
@@ -45,6 +45,20 @@ class WantedWeights:
             return None
         form = found.layout
         return form.scheme, form.group, form.low, STORED, entry.activations or "", ""
+
+    @property
+    def releasing(self) -> bool:
+        """Whether any entry wants its originals given back."""
+        return any(entry.release for entry in self.entries.values())
+
+    def released(self) -> Callable[[Tensor], bool]:
+        """A test of parameters: whether every layer that reads it wants it given back."""
+        names = names_of(self.owner())
+        ids = {i for i, layers in names.items() if all(self._releases(n) for n in layers)}
+        return lambda weight: id(weight) in ids
+
+    def _releases(self, name: str) -> bool:
+        return name in self.entries and self.entries[name].release
 
     def facts(self) -> dict[str, Settings | None]:
         """The settings of every layer: what decides, beside the recipe, what a compile gives."""

@@ -46,6 +46,7 @@ class Product:
     otherwise: Compiled | None = None
     watch: Watch = field(default_factory=Watch)
     shared: bool = True  # whether its folded values are those of other graphs too
+    folded: Callable[[Sequence[Any]], None] | None = None  # told the arguments, once values are folded
 
     def call(self) -> Compiled:
         """The callable for Dynamo: all arguments in, all results out."""
@@ -59,7 +60,11 @@ class Product:
         if not self.shared:
             share(self.hoisted, (*self.attached, *args))
             self.shared = True
-        return fold(self.watch, self.hoisted, self.attached, args)
+        values = fold(self.watch, self.hoisted, self.attached, args)
+        if self.folded is not None:
+            tell, self.folded = self.folded, None
+            tell(args)
+        return values
 
     def _with_writes(self, called: Compiled) -> Compiled:
         behind, attached, count = self.behind, self.attached, len(self.behind.places)

@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..graph.capture import Captured
 from ..graph.packed import error_of
+from ..graph.released import Released, ReleasedError, is_released
 from ..rewrite.engine import Applied
 
 Stamp = tuple[int, int, int]
@@ -41,11 +42,17 @@ class Folded:
 
     def value(self, params: Sequence[torch.Tensor]) -> torch.Tensor:
         """The folded value for the parameters as they are now."""
-        now = tuple(stamp(p) for p in params)
         with self.lock:
             same = len(self.sources) == len(params) and all(
                 ref() is p for ref, p in zip(self.sources, params, strict=True)
             )
+            if any(map(is_released, params)):
+                if self.result is None or not same:
+                    raise ReleasedError(
+                        "a weight must be packed again and was released: sitsopt.restore(model)"
+                    )
+                return self.result
+            now = tuple(stamp(p) for p in params)
             if self.result is None or not same or now != self.stamps:
                 with torch.no_grad():
                     self.result = self.compute(*params)
@@ -71,6 +78,7 @@ class Watch:
         now = None
         if any(packed):
             sources = [args[i] for h in hoisted if h.packed for i in h.sources]
+            sources = [t for t in sources if type(t) is not Released]
             now = glance(sources)
         if all(packed) and now is not None and now == self.seen:
             return self.kept
@@ -86,7 +94,9 @@ class Watch:
 def glance(tensors: list[torch.Tensor]) -> int | None:
     """Version, address and some words of each tensor, as one number; None where there are no kernels."""
     found = _glance_op()
-    return None if found is None else found(tensors)
+    if found is None:
+        return None
+    return found(tensors) if tensors else 0
 
 
 @functools.cache
