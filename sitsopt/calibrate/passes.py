@@ -6,7 +6,8 @@ ones before it. Each block runs a few times on both while its layers are packed,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..rewrite.wanted import is_linear
+from .grid import Fit
 
 
 def linears(model: nn.Module) -> dict[str, nn.Module]:
@@ -93,6 +95,7 @@ class Walk:
     model: nn.Module
     names: Sequence[str]
     pack: Pack
+    known: Mapping[str, Fit] = field(default_factory=dict)  # packed by an earlier pass
     staged: bool = False  # layers of a block that read different inputs one after another
     said: Callable[[str], None] = lambda text: None
     originals: dict[str, Any] = field(default_factory=dict)  # parameters, by layer
@@ -163,7 +166,9 @@ class Walk:
                 inputs.clear()
                 ahead.append(through(hidden))
                 read.append(dict(inputs))
-        for stage in _stages(mine, read[0]) if self.staged else [mine]:
+        mine = self._known(mine, modules)
+        stages = _stages(mine, read[0]) if self.staged else [mine]
+        for stage in filter(None, stages):
             moments: dict[str, Moments] = {}
             with reading(modules, stage) as inputs:
                 for at, hidden in enumerate(kept):
@@ -175,12 +180,15 @@ class Walk:
     def _rest(self, left: list[str], batches: Sequence[Tensor]) -> None:
         """Layers outside the blocks, all at once, over whole runs of the model."""
         modules = linears(self.model)
+        left = self._known(left, modules)
         packed = {n: m.weight for n, m in modules.items() if n not in left}
         moments: dict[str, Moments] = {}
-        for batch in batches:
+        for batch in batches if left else ():
             runs = []
             for plain in (True, False):
-                with reading(modules, left) as inputs, self._original(packed if plain else {}):
+                original = self._original(packed if plain else {})
+                read = reading(modules, left, enough=True)
+                with contextlib.suppress(_Enough), read as inputs, original:
                     call(self.model, batch)
                 runs.append(dict(inputs))
             _gather(moments, left, *runs)
@@ -197,6 +205,13 @@ class Walk:
         finally:
             for name, weight in packed.items():
                 modules[name].weight = weight
+
+    def _known(self, names: list[str], modules: dict[str, nn.Module]) -> list[str]:
+        """Put what an earlier pass has packed already; the other names."""
+        for name in [n for n in names if n in self.known]:
+            self.originals[name] = modules[name].weight
+            put(modules[name], self.known[name].values())
+        return [n for n in names if n not in self.known]
 
     def _packed(
         self, names: Sequence[str], modules: dict[str, nn.Module], moments: dict[str, Moments]
@@ -226,13 +241,17 @@ def output(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 @contextmanager
-def reading(modules: dict[str, nn.Module], names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """What each layer last read, by its name."""
+def reading(
+    modules: dict[str, nn.Module], names: Sequence[str], enough: bool = False
+) -> Iterator[dict[str, Tensor]]:
+    """What each layer last read, by its name; with `enough` the run ends, by `_Enough`, when all have."""
     inputs: dict[str, Tensor] = {}
 
     def hook(name: str) -> Callable[..., None]:
         def note(module: Any, args: Any) -> None:
             inputs[name] = args[0]
+            if enough and len(inputs) == len(names):
+                raise _Enough
 
         return note
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -38,6 +38,9 @@ class Job:
     head: nn.Module | None
     state: Path
     key: str  # of everything that the state depends on
+    start: Mapping[str, Fit] = field(
+        default_factory=dict
+    )  # from another calibration: no second one
     rate: float = 2e-3  # of tuning, in steps of a group
     share: float = 0.5  # see `Moments.target`
 
@@ -100,6 +103,15 @@ def _round(
             )
         _put(job.model, {n: f.values() for n, f in progress.fits.items()})
         return "nearest"
+    if number == 1 and job.start:
+        say("what was calibrated without a budget")
+        for name, form in job.forms.items():
+            known = job.start.get(name)
+            if known is None or known.form != form:
+                known = first_fit(own[name], torch.ones(own[name].shape[1]), form)
+            progress.fits[name] = known
+        _put(job.model, {n: f.values() for n, f in progress.fits.items()})
+        return "compensated before"
     if number == 1:
         _walk(job, progress, say)
         return "compensated"
@@ -117,18 +129,16 @@ def _walk(job: Job, progress: Progress, said: Said) -> None:
 
     def pack(name: str, module: nn.Module, moments: Moments) -> Tensor:
         nonlocal saved
-        if name not in progress.fits:
-            weight = weight_of(module)
-            mean = Moments(moments.own / moments.rows, moments.cross / moments.rows, 1)
-            progress.fits[name] = fit(
-                mean.target(weight, job.share), damped(mean.own), job.forms[name]
-            )
-            if time.monotonic() - saved > SAVE_EVERY:
-                save(job.state, job.key, progress)
-                saved = time.monotonic()
-        return progress.fits[name].values()
+        mean = Moments(moments.own / moments.rows, moments.cross / moments.rows, 1)
+        target = mean.target(weight_of(module), job.share)
+        found = progress.fits[name] = fit(target, damped(mean.own), job.forms[name])
+        if time.monotonic() - saved > SAVE_EVERY:
+            save(job.state, job.key, progress)
+            saved = time.monotonic()
+        return found.values()
 
-    Walk(job.model, list(job.forms), pack, said=said).run(job.batches)
+    known = dict(progress.fits)
+    Walk(job.model, list(job.forms), pack, known=known, said=said).run(job.batches)
 
 
 class Scale:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from sitsopt.calibrate import store
 from sitsopt.calibrate.choose import form_of, packs
-from sitsopt.calibrate.grid import Form
+from sitsopt.calibrate.grid import Fit, Form
 from sitsopt.calibrate.passes import linears
 from sitsopt.calibrate.rounds import Job, calibrate, converged
 from sitsopt.calibrate.sensitivity import plan, sensitivity
 from sitsopt.calibrate.state import Progress, Round
+from sitsopt.calibrate.state import load as load_state
 from sitsopt.graph.packed import lay_out
 from sitsopt.measure import text
 from sitsopt.measure.engines import SitsOptions
@@ -102,28 +103,26 @@ def _one_set(
     sizes = {n: (m.shape[0], m.shape[1]) for n, m in _plain(model, names).items()}
     choices = {n: [form, BETTER] if form != BETTER else [form] for n in names}
     costs = sensitivity(model, choices, [texts.held[0][:1].contiguous()], head is not None, say)
-    forms = dict.fromkeys(names, form)
+    prints = store.prints_of(model)
+    kind, weights = store.model_keys(model, prints)
+    folder = (options.out or root()) / store.FOLDER / f"{kind}-{weights}"
+
+    def key(forms: Mapping[str, Form]) -> str:
+        facts = (sorted(prints.items()), sorted(forms.items()), texts.digest)
+        return hashlib.sha256(repr((*facts, options.tokens, options.window)).encode()).hexdigest()
+
+    forms, start = dict.fromkeys(names, form), dict[str, Fit]()
     if entry.effective_bits is not None:
+        same = load_state(folder / f"{form.label}.part", key(forms))
+        if same is not None and same.best:  # what the same layers got without a budget
+            start, costs = same.best, _as_calibrated(costs, form, same.rounds)
         try:
             forms = plan(costs, sizes, choices, entry.effective_bits)
         except ValueError as error:
             raise InputError(str(error)) from None
-    prints = store.prints_of(model)
-    kind, weights = store.model_keys(model, prints)
-    folder = (options.out or root()) / store.FOLDER / f"{kind}-{weights}"
-    key = hashlib.sha256(
-        repr(
-            (
-                sorted(prints.items()),
-                sorted(forms.items()),
-                texts.digest,
-                options.tokens,
-                options.window,
-            )
-        ).encode()
-    ).hexdigest()
-    state = folder / f"{name}.part"
-    job = Job(model, forms, texts.batches, texts.held, head, state, key)
+    job = Job(
+        model, forms, texts.batches, texts.held, head, folder / f"{name}.part", key(forms), start
+    )
     rounds = options.rounds or entry.rounds or DEFAULT_ROUNDS
     progress = calibrate(job, rounds, say, lambda r: told(name, r))
     made = {
@@ -146,6 +145,17 @@ def _one_set(
             for r in progress.rounds
         ],
         "layers": _layers(progress, forms, sizes, costs),
+    }
+
+
+def _as_calibrated(
+    costs: Mapping[str, Mapping[str, float]], form: Form, rounds: Sequence[Round]
+) -> dict[str, dict[str, float]]:
+    """Costs of the nearest numbers, brought down as far as calibration brought each layer's error."""
+    return {
+        name: each | {form.label: each[form.label] * rounds[-1].mse[name] / rounds[0].mse[name]}
+        for name, each in costs.items()
+        if rounds[0].mse[name]
     }
 
 
