@@ -145,9 +145,11 @@ class Finished:
 
     def product(self, compiled: Compiled, total: int) -> Product:
         """What was compiled of it, for Dynamo's `total` arguments."""
+        constants = [*self.gm.parameters(), *self.gm.buffers()]
         return Product(
-            compiled, self.keep, total, self.hoisted, self.attached, self.behind, watch=self.watch
-        )
+            compiled, self.keep, total, self.hoisted, self.attached, constants, self.behind,
+            watch=self.watch,
+        )  # fmt: skip
 
 
 def finish(captured: Captured, lowering: Lowering) -> Finished:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import pickle
 from collections.abc import Callable, Sequence
@@ -34,13 +35,15 @@ class SharesStorage(RuntimeError):
 @dataclass
 class Product:
     """keep: which of Dynamo's `total` arguments the compiled graph takes, before the folded values; attached: values
-    of Dynamo's own graph, which come first where sources are numbered; otherwise: the graph as it came."""
+    of Dynamo's own graph, which come first where sources are numbered; constants: tensors of the compiled graph, which
+    what was loaded takes before everything else; otherwise: the graph as it came."""
 
     compiled: Compiled
     keep: list[int]
     total: int
     hoisted: list[Hoisted] = field(default_factory=list)
     attached: list[Any] = field(default_factory=list)
+    constants: list[Any] = field(default_factory=list)
     behind: Behind = field(default_factory=lambda: Behind([]))
     sharing: Sharing | None = None
     otherwise: Compiled | None = None
@@ -97,13 +100,15 @@ class Product:
         write = getattr(self.compiled, "serialize", None)
         if write is None:
             raise CannotDump("the compiled graph cannot be written out")
-        if any(isinstance(a, torch.nn.Parameter) or not _small(a) for a in self.attached):
+        own = [*self.attached, *self.constants]
+        if any(isinstance(a, torch.nn.Parameter) or not _small(a) for a in own):
             raise CannotDump("the graph carries large constants of its own")
         parts = {
             "keep": self.keep,
             "total": self.total,
             "hoisted": [written(h) for h in self.hoisted],
             "attached": self.attached,
+            "constants": self.constants,
             "behind": self.behind.places,
             "sharing": self.sharing,
             "kernels": kernels.loaded(),
@@ -126,8 +131,9 @@ class Product:
         kernels.restore(parts["kernels"])
         with vector_isa.taken_as_working(parts["isas"]):
             revived_call = deserialize_bundled_cache_entry(compiled)
+        constants = parts["constants"]
         return Product(
-            compiled=revived_call,
+            compiled=functools.partial(revived_call, *constants) if constants else revived_call,
             keep=parts["keep"],
             total=parts["total"],
             hoisted=[revived(*h) for h in parts["hoisted"]],
