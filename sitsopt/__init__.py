@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from .runtime.kv.cache import QuantizedKVCache
     from .whole import optimize
 
-__all__ = ["ExpectationError", "LoweringError", "QuantizedKVCache", "Report", "optimize", "report", "restore"]
+__all__ = [
+    "ExpectationError",
+    "LoweringError",
+    "QuantizedKVCache",
+    "Report",
+    "optimize",
+    "report",
+    "restore",
+]
 
 # Public names and their modules, loaded on first use: `import sitsopt` loads no torch.
 _HOMES = {

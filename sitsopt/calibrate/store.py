@@ -11,20 +11,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..graph import calibrated
-from ..graph.packed import Layout, pack
 from ..rewrite.wanted import is_linear
+from ..runtime import packed_files
 from ..runtime.cachedir import root
+from ..runtime.packed_files import FILL, LINE, layout_digest
 from ..spec.locate import search_path
 from .grid import Form
 
@@ -103,9 +101,9 @@ def read(path: Path) -> Set | None:
     try:
         with safe_open(path, "pt") as file:
             notes = json.loads((file.metadata() or {})["sitsopt"])
-            whole = set(file.keys()) == set(notes["forms"])
+            names = {n for n in file.keys() if not n.startswith(FILL)}  # noqa: SIM118
         forms = {n: Form(**form) for n, form in notes["forms"].items()}
-        if not whole or notes["layout"] != layout_digest():
+        if names != set(forms) or notes["layout"] != layout_digest():
             return None
         return Set(path, forms, notes["prints"], notes["made"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):
@@ -121,9 +119,6 @@ def write(
     made: Mapping[str, Any],
 ) -> Path:
     """Put a set in its folder: the file is whole or not there."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{name}.safetensors"
     notes = {
         "layout": layout_digest(),
@@ -131,27 +126,8 @@ def write(
         "prints": {n: prints[n] for n in forms},
         "made": dict(made),
     }
-    handle, part = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-    os.close(handle)
-    try:
-        save_file(dict(packed), part, {"sitsopt": json.dumps(notes)})
-        Path(part).replace(target)
-    finally:
-        Path(part).unlink(missing_ok=True)
+    packed_files.write(target, packed, {"sitsopt": json.dumps(notes)})
     return target
-
-
-@functools.cache
-def layout_digest() -> str:
-    """What the bytes of packed weights mean: a change of layout makes every file unreadable, and none is misread."""
-    example = torch.linspace(-1, 1, 32 * 128).view(32, 128).sin()
-    kinds = [("int4", 64, True, ""), ("int4", 32, False, ""), ("int8", 0, False, "")]
-    kinds += [("int8", 64, True, ""), ("fp8", 0, False, "row"), ("fp8", 128, False, "block")]
-    total = hashlib.sha256()
-    for scheme, group, low, per in kinds:
-        total.update(pack(example, scheme, group, low, per).numpy().tobytes())
-        total.update(repr(Layout(scheme, group, low)).encode())
-    return total.hexdigest()[:16]
 
 
 @functools.cache
@@ -183,7 +159,12 @@ def _reader(name: str, weight: Tensor) -> Tensor | None:
     if layer is None:
         return None
     with safe_open(found.path, "pt") as file:
-        return file.get_tensor(layer).clone()  # kernels want it at whole lines of memory
+        return at_lines(file.get_tensor(layer))
+
+
+def at_lines(packed: Tensor) -> Tensor:
+    """The tensor itself where it begins at a line of memory, as kernels want it, else a copy."""
+    return packed if packed.data_ptr() % LINE == 0 else packed.clone()
 
 
 calibrated.register(_reader)

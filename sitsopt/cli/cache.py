@@ -14,6 +14,7 @@ from sitsopt.spec.errors import did_you_mean
 PARTS = {
     "graphs": "compiled calls: rewritten graphs, their guards and what explain says of them",
     "kernels": "CPU kernels, built for this machine",
+    "packed": "weights in few bits, found by the weights they were made from",
     "triton": "Triton kernels' texts and what their compiler found",
     "models": "the sample models, unpacked",
     "measurements": "bandwidth and kernel times of this machine",

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..runtime.cachedir import root
+from ..runtime.cachedir import trim as drop_oldest
 
 MAGIC = b"sitsopt graph 1\n"
 LIMIT = 1 << 30  # bytes of all entries; SITSOPT_CACHE_LIMIT gives another number
@@ -76,15 +77,4 @@ def trim(limit: int | None = None) -> None:
     """Drop the entries that were not used for longest until the rest fits, and what killed writers left."""
     if limit is None:
         limit = int(os.environ.get("SITSOPT_CACHE_LIMIT") or LIMIT)
-    found = []
-    for path in (root() / "graphs").glob("*/*"):
-        with contextlib.suppress(OSError):
-            facts = path.stat()
-            found.append((facts.st_mtime, facts.st_size, path))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if total <= limit:
-            return
-        with contextlib.suppress(OSError):
-            path.unlink()
-            total -= size
+    drop_oldest((root() / "graphs").glob("*/*"), limit)

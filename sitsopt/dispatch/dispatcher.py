@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..backend import compile_one
-from ..graph.released import as_parameters
+from ..graph.released import as_parameters, cooling
 from ..planning import check_once
 from ..rewrite.record import Effective
 from ..runtime.kernels import load as kernels
@@ -101,7 +101,7 @@ class Dispatcher:
                 return None, {}
             if len(self.entries) >= MOST:
                 raise NotWhole(f"{MOST} different calls were compiled")
-            with as_parameters(self.model):
+            with as_parameters(self.model), cooling(self._releases()):
                 entry = self._load(args, kwargs, found) or self._compile(args, kwargs, found)
             self._release_after(entry.product)
             self.entries = [entry, *self.entries]  # readers take no lock
@@ -170,16 +170,22 @@ class Dispatcher:
         if failed:
             log.info("%s is not kept on disk: %s", entry.record.name, failed)
 
+    def _releases(self) -> bool:
+        wanted = self.session.plan.weights
+        return wanted is not None and wanted.releasing
+
     def _release_after(self, product: Product) -> None:
         """Give originals back once the graph's first call has its packed weights."""
         wanted = self.session.plan.weights
-        if wanted is None or not wanted.releasing:
+        if wanted is None or not self._releases():
             return
 
         def release(args: Any) -> None:
             done, stay = release_packed(self.model, product, args, wanted.released(), self.read)
             if done or stay:
-                why = "the others are read as they are too" if stay else "the packed copies are read"
+                why = (
+                    "the others are read as they are too" if stay else "the packed copies are read"
+                )
                 got = f"{done} weights given back, {len(stay)} kept"
                 self.session.record.effective.append(Effective("weights: release", got, why))
 

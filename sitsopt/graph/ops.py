@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from . import archived, calibrated, packed
+from . import archived, calibrated, kept, packed, released
 from .kv import ops as kv_ops
 
 LIB = torch.library.Library("sits", "DEF")
@@ -165,7 +165,10 @@ def pack(weight, scheme, group, low, per, numbers):  # type: ignore[no-untyped-d
     if per == archived.STORED:
         return archived.pack(weight, scheme, group, low)
     found = calibrated.find(numbers, weight) if numbers else None
-    return packed.pack(weight, scheme, group, low, per) if found is None else found
+    if found is None:
+        found = kept.pack(weight, scheme, group, low, per)
+    released.packed_once(weight)
+    return found
 
 
 @op(

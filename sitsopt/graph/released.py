@@ -10,6 +10,7 @@ import ctypes
 import mmap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,25 @@ DROP, RECLAIM = 4, 21  # MADV_DONTNEED; MADV_PAGEOUT, which loses nothing
 def cool(weight: Tensor) -> None:
     """Take a weight on a mapped file out of memory until it is read again."""
     _advise(weight, RECLAIM)
+
+
+_COOLING: ContextVar[bool] = ContextVar("cooling", default=False)
+
+
+@contextmanager
+def cooling(wanted: bool) -> Iterator[None]:
+    """Inside, a weight leaves memory as soon as it is packed, so that all of them are never there at once."""
+    token = _COOLING.set(wanted)
+    try:
+        yield
+    finally:
+        _COOLING.reset(token)
+
+
+def packed_once(weight: Tensor) -> None:
+    """A weight was packed, and is hardly read again."""
+    if _COOLING.get():
+        cool(weight)
 
 
 def _advise(weight: Tensor, advice: int) -> None:

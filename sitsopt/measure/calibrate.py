@@ -153,7 +153,7 @@ def _as_calibrated(
 ) -> dict[str, dict[str, float]]:
     """Costs of the nearest numbers, brought down as far as calibration brought each layer's error."""
     return {
-        name: each | {form.label: each[form.label] * rounds[-1].mse[name] / rounds[0].mse[name]}
+        name: dict(each) | {form.label: each[form.label] * rounds[-1].mse[name] / rounds[0].mse[name]}
         for name, each in costs.items()
         if rounds[0].mse[name]
     }

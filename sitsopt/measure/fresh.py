@@ -60,11 +60,13 @@ def start(job: Job, caches: Path | None = None) -> Start:
 
 
 def cache_variables(folder: Path) -> dict[str, str]:
-    """Environment that puts every compile cache into `folder`; unpacked models stay where they are."""
+    """Environment that puts every compile cache into `folder`; unpacked models and calibrated weights stay where
+    they are."""
     own = folder / "sitsopt"
     own.mkdir(parents=True, exist_ok=True)
-    if not (own / "models").exists():
-        (own / "models").symlink_to(cache_dir("models").resolve())
+    for kept in ("models", "calibrated"):
+        if not (own / kept).exists():
+            (own / kept).symlink_to(cache_dir(kept).resolve())
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),

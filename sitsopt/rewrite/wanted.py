@@ -144,8 +144,8 @@ def names_of(owner: Any) -> dict[int, list[str]]:
 def wanted_weights(
     owner: Any, weak: Callable[[], Any], recipe: Recipe, effective: list[Effective]
 ) -> WantedWeights | None:
-    """The recipe's entries, resolved; None where it has none. Lines for `effective` say what is skipped and what is
-    not built. Raises SpecError for an entry that selects nothing, with the nearest names."""
+    """The recipe's entries, resolved; None where it has none. Lines for `effective` say what is skipped.
+    Raises SpecError for an entry that selects nothing, with the nearest names."""
     if not recipe.weights:
         return None
     if not isinstance(owner, nn.Module):
@@ -160,10 +160,6 @@ def wanted_weights(
         if weight.skip is not None:
             asked = f"weights: {weight.match}"
             effective.append(Effective(asked, f"as they are ({count} layers)", weight.skip))
-        for key, why in UNBUILT.items():
-            if getattr(weight, key):
-                asked = f"weights: {weight.match}: {key} {getattr(weight, key)}"
-                effective.append(Effective(asked, "ignored", why))
     wanted = WantedWeights(weak, entries)
     from_file = [name for name, entry in entries.items() if entry.scheme == STORED]
     if from_file:
@@ -191,11 +187,6 @@ def _look_up(
             wanted.left[name] = found
         else:
             wanted.stored[name] = found
-
-
-UNBUILT = {
-    "release": "releasing is not built yet: the original weights stay in memory",
-}
 
 
 def settings(entry: Weight, numbers: str = "") -> Settings:

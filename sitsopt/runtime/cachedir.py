@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -12,3 +14,19 @@ def root() -> Path:
     if asked:
         return Path(asked).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sitsopt"
+
+
+def trim(files: Iterable[Path], limit: int) -> None:
+    """Drop the files that were not used for longest until the rest has at most `limit` bytes."""
+    found = []
+    for path in files:
+        with contextlib.suppress(OSError):
+            facts = path.stat()
+            found.append((facts.st_mtime, facts.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if total <= limit:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink()
+            total -= size

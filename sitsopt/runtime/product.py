@@ -49,7 +49,9 @@ class Product:
     otherwise: Compiled | None = None
     watch: Watch = field(default_factory=Watch)
     shared: bool = True  # whether its folded values are those of other graphs too
-    folded: Callable[[Sequence[Any]], None] | None = None  # told the arguments, once values are folded
+    folded: Callable[[Sequence[Any]], None] | None = (
+        None  # told the arguments, once values are folded
+    )
 
     def call(self) -> Compiled:
         """The callable for Dynamo: all arguments in, all results out."""

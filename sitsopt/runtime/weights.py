@@ -22,6 +22,7 @@ from ..graph.capture import Captured
 from ..graph.packed import error_of
 from ..graph.released import Released, ReleasedError, is_released
 from ..rewrite.engine import Applied
+from . import packed_files as _packed_files  # noqa: F401  keeps packed weights on disk
 
 Stamp = tuple[int, int, int]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -269,3 +270,22 @@ def test_globals_of_the_models_own_file_are_live(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(globals(), "helper", lambda x: x - 1)
     assert call(x).tolist() == [-2.0, -2.0]
     assert not call.given_up
+
+
+@torch.no_grad()
+def test_constants_of_a_graph_come_from_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that begins its own cache concatenates with an empty tensor, which is one."""
+
+    class Constant(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([torch.tensor([]), x.flatten()]) * torch.tensor([1.0, 2.0])
+
+    monkeypatch.setenv("SITSOPT_CACHE", str(tmp_path))
+    x = torch.tensor([3.0, 5.0])
+    for from_disk in (0, 1):
+        call = compiled_call(Constant(), {"lowering": "inductor"})
+        assert call(x).tolist() == [3.0, 10.0]
+        assert call.from_disk == from_disk
+        torch._dynamo.reset()
