@@ -93,7 +93,7 @@ def _compiled(
     if plan.strict and (missing := without_text(record, plan)):
         raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))
     finished = finish(captured, lowering)
-    _refuse_released(finished.values)
+    _refuse_released(finished.values, "they are read as they are")
     note_errors(applied, finished.hoisted)
     record.repeated = finished.repeated
     tell(record.name, "compile", _what_to_compile(record))
@@ -107,11 +107,10 @@ def _compiled(
     return product
 
 
-def _refuse_released(values: Sequence[Any]) -> None:
+def _refuse_released(values: Sequence[Any], why: str) -> None:
     if any(map(is_released, values)):
-        raise LoweringError(
-            "this call reads weights that `release: true` has given back: sitsopt.restore(model)"
-        )
+        what = "this call needs weights that `release: true` has given back"
+        raise LoweringError(f"{what}: sitsopt.restore(model) brings them back ({why})")
 
 
 def rewritten(
@@ -171,7 +170,7 @@ def records_gradients(gm: GraphModule, inputs: Sequence[Any]) -> bool:
 def _fall_back(
     gm: GraphModule, inputs: Sequence[Any], plan: Plan, record: GraphRecord, reason: str
 ) -> Product:
-    _refuse_released(inputs)
+    _refuse_released(inputs, reason)
     record.fallback = reason
     tell(record.name, "fallback", reason)
     if plan.strict:

@@ -29,7 +29,8 @@ ENOUGH = 0.01  # a round that gains less of the divergence is the last
 
 @dataclass
 class Job:
-    """What to calibrate, and on what. held: batches that choose between rounds and tune nothing."""
+    """What to calibrate, and on what. held: batches that choose between rounds and tune nothing. start: what
+    another calibration of the same weights found, instead of a pass over the blocks."""
 
     model: nn.Module
     forms: Mapping[str, Form]
@@ -38,9 +39,7 @@ class Job:
     head: nn.Module | None
     state: Path
     key: str  # of everything that the state depends on
-    start: Mapping[str, Fit] = field(
-        default_factory=dict
-    )  # from another calibration: no second one
+    start: Mapping[str, Fit] = field(default_factory=dict)
     rate: float = 2e-3  # of tuning, in steps of a group
     share: float = 0.5  # see `Moments.target`
 

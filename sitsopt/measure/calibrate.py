@@ -27,6 +27,7 @@ from sitsopt.measure.models import Loaded
 from sitsopt.planning import class_names
 from sitsopt.rewrite.wanted import wanted_weights
 from sitsopt.runtime.cachedir import root
+from sitsopt.spec.locate import search_path
 from sitsopt.spec.recipe import Recipe, Weight, load_recipe
 
 Say = Callable[[str], None]
@@ -81,6 +82,16 @@ def run(
     }
 
 
+def _home(options: CalibrateOptions) -> Path:
+    """The folder of the search path that holds one of the recipes, else the cache folder: those that are shipped lie
+    where nothing is written."""
+    names = [name.strip() for name in options.sits.recipe.split(",")]
+    for folder in search_path(options.sits.path):
+        if any((folder / "recipes" / f"{name}.yaml").is_file() for name in names):
+            return folder
+    return root()
+
+
 def head_of(model: Any) -> nn.Module | None:
     """What makes logits of hidden states, where a model does."""
     found: nn.Module | None = None
@@ -105,7 +116,7 @@ def _one_set(
     costs = sensitivity(model, choices, [texts.held[0][:1].contiguous()], head is not None, say)
     prints = store.prints_of(model)
     kind, weights = store.model_keys(model, prints)
-    folder = (options.out or root()) / store.FOLDER / f"{kind}-{weights}"
+    folder = (options.out or _home(options)) / store.FOLDER / f"{kind}-{weights}"
 
     def key(forms: Mapping[str, Form]) -> str:
         facts = (sorted(prints.items()), sorted(forms.items()), texts.digest)
@@ -152,11 +163,10 @@ def _as_calibrated(
     costs: Mapping[str, Mapping[str, float]], form: Form, rounds: Sequence[Round]
 ) -> dict[str, dict[str, float]]:
     """Costs of the nearest numbers, brought down as far as calibration brought each layer's error."""
-    return {
-        name: dict(each) | {form.label: each[form.label] * rounds[-1].mse[name] / rounds[0].mse[name]}
-        for name, each in costs.items()
-        if rounds[0].mse[name]
-    }
+    label = form.label
+    first, last = rounds[0].mse, rounds[-1].mse
+    left = {name: last[name] / first[name] if first[name] else 1.0 for name in costs}
+    return {name: {**each, label: each[label] * left[name]} for name, each in costs.items()}
 
 
 def _layers(

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from ..graph.capture import Captured
 from ..graph.packed import error_of
@@ -223,13 +224,19 @@ def _extract(root: Node, nodes: list[Node], sources: list[Node]) -> GraphModule:
 
 
 def _shared(module: GraphModule, params: list[torch.Tensor]) -> Folded:
-    text = "\n".join(n.format_node() or "" for n in module.graph.nodes)
-    key = (hashlib.sha256(text.encode()).hexdigest(), *(id(p) for p in params))
+    key = (hashlib.sha256(_meaning(module.graph).encode()).hexdigest(), *(id(p) for p in params))
     with _LOCK:
         found = _STORE.get(key)
         if found is None or not all(r() is p for r, p in zip(found.sources, params, strict=False)):
             found = _STORE[key] = Folded(module.forward)
         return found
+
+
+def _meaning(graph: Graph) -> str:
+    """A graph as text without the names of its nodes, which do not outlive a way through the disk."""
+    number = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
+    parts = ((n.op, n.target, map_arg((n.args, n.kwargs), number.__getitem__)) for n in number)
+    return "\n".join(f"{op} {target} {args}" for op, target, args in parts)
 
 
 def _first_call(graph: Graph) -> Node:

@@ -139,6 +139,25 @@ def test_a_budget_of_bits(tiny_llama, home):
     assert {"weights/int4", "weights/int8"} <= fired
 
 
+def test_a_budget_starts_from_what_its_form_has(tiny_llama, home, monkeypatch):
+    loaded = load(str(tiny_llama), "f32")
+    calibrate.run(loaded, options(1))
+    monkeypatch.setattr("sitsopt.calibrate.rounds.Walk", None)  # no second pass over the blocks
+    (one,) = calibrate.run(loaded, options(1, effective_bits=5.6))["sets"]
+    assert one["rounds"][1]["how"] == "compensated before"
+    assert one["kl"] < 0.5 * one["rounds"][0]["kl"]
+    assert {row["form"] for row in one["layers"]} == {"int4-g64-low", "int8"}
+
+
+def test_kept_beside_the_recipe(home, tmp_path):
+    mine = tmp_path / "mine"
+    (mine / "recipes").mkdir(parents=True)
+    (mine / "recipes" / "small.yaml").write_text("weights: [{match: '**', scheme: int4}]\n")
+    for recipe, place in (("auto,small", mine), ("auto,int4", home)):
+        sits = SitsOptions(recipe, path=(str(mine),))
+        assert calibrate._home(calibrate.CalibrateOptions(sits)) == place
+
+
 def test_too_small_a_budget(tiny_llama, home):
     with pytest.raises(calibrate.InputError, match="too few"):
         calibrate.run(load(str(tiny_llama), "f32"), options(1, effective_bits=4.1))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
 from torch import nn
+from torch.fx import Graph, GraphModule
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from sitsopt.graph.packed import nearest
 from sitsopt.reporting import report
 from sitsopt.rewrite.wanted import is_linear
+from sitsopt.runtime.weights import _shared, revived, share
 from sitsopt.session import sessions_of
 from sitsopt.spec.errors import SpecError
 from tests.backend.support import Mlp, graphs, raised, sits
@@ -90,6 +93,23 @@ def packed_of(model):
 
     own = {id(p) for p in model.parameters()}
     return [f for f in _STORE.values() if any(id(ref()) in own for ref in f.sources)]
+
+
+def test_a_graph_from_disk_shares_them_too():
+    """Nodes have other names there."""
+    graph, weight = Graph(), nn.Parameter(torch.randn(16, 16))
+    node = graph.call_function(
+        torch.ops.sits.pack.default, (graph.placeholder("p0"), *SETTINGS["int8"][1], "")
+    )
+    node.name = "pack_7"
+    graph.output(node)
+    module = GraphModule({}, graph)
+    here = _shared(module, [weight])
+    again = revived(*pickle.loads(pickle.dumps((module, [0], True))))
+    share([again], [weight])
+    assert again.folded is here
+    share([again], [nn.Parameter(weight)])
+    assert again.folded is not here
 
 
 @torch.no_grad()
