@@ -139,7 +139,7 @@ def as_parameters(model: nn.Module) -> Iterator[None]:
     """Released weights are plain parameters inside: for a trace, which reads facts only."""
     found = [p for p in model.parameters() if type(p) is Released]
     for weight in found:
-        weight.__class__ = nn.Parameter
+        weight.__class__ = nn.Parameter  # type: ignore[assignment]
     try:
         yield
     finally:
