@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from sitsopt.graph.packed import nearest
+from sitsopt.graph.packed import Layout, nearest, round_inputs
 from sitsopt.reporting import report
 from sitsopt.rewrite.wanted import is_linear
 from sitsopt.runtime.weights import _shared, revived, share
@@ -212,6 +212,20 @@ def test_transposed_weights_and_activations():
     want = rounded(model, "int8")(IDS).logits
     torch.testing.assert_close(compiled(IDS).logits, want, rtol=1e-4, atol=1e-5)
     assert len(packed_sites(model)) == 9
+
+
+@torch.no_grad()
+def test_activations_become_integers_too():
+    torch.manual_seed(0)
+    model, x = Mlp(), torch.randn(3, 16)
+    compiled = packing(model, [{"match": "**", "scheme": "int8", "activations": "int8"}])
+    want, layout = rounded(model, "int8"), Layout("int8")
+    weights_alone = want(x)
+    for module in want.modules():
+        if is_linear(module):
+            module.register_forward_pre_hook(lambda _, args: (round_inputs(args[0], layout),))
+    torch.testing.assert_close(compiled(x), want(x), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(want(x), weights_alone, rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_leave_weights_alone():
