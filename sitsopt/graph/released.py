@@ -104,8 +104,8 @@ def cooling(wanted: bool) -> Iterator[None]:
 
 
 def packed_once(weight: Tensor) -> None:
-    """A weight was packed, and is hardly read again."""
-    if _COOLING.get():
+    """A weight was packed, and is hardly read again. A trace has none."""
+    if _COOLING.get() and type(weight) in (Tensor, nn.Parameter) and not weight.is_meta:
         cool(weight)
 
 
