@@ -119,6 +119,7 @@ class _Gauge:
         return {
             "bits": round(bits, 3),
             "calibrated": how,
+            "tokens": self.rows.numel(),
             "measure": "perplexity" if self.logits else "cosine",
             "value": value,
             "delta_pct": 100 * (value / self.value - 1),
@@ -163,7 +164,7 @@ def page(tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 TITLES = (
-    "bits", "calibrated", "perplexity or cosine", "change", "KL a token", "decode tokens/s", "prefill tokens/s",
+    "bits", "calibrated", "tokens", "perplexity or cosine", "change", "KL a token", "decode tokens/s", "prefill tokens/s",
     "peak MB",
 )  # fmt: skip
 
@@ -174,7 +175,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         return "-" if value is None else format(value, form)
 
     return [
-        number("bits", ".2f"), row.get("calibrated") or "-", f"{row['value']:.4f}",
+        number("bits", ".2f"), row.get("calibrated") or "-", number("tokens", "d"), f"{row['value']:.4f}",
         f"{row['delta_pct']:+.2f} %", number("kl", ".4f"), number("decode_tps", ".0f"),
         number("prefill_tps", ".0f"), number("peak_mb", ".0f"),
     ]  # fmt: skip
