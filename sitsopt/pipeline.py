@@ -19,7 +19,7 @@ from .rewrite.engine import Applied, Settings, rewrite
 from .rewrite.record import Effective, GraphRecord
 from .rewrite.view import GraphView
 from .rewrite.wanted import WantedWeights, swap
-from .runtime.lower import Lowering, choose_kernels, compile_graph, finish
+from .runtime.lower import Lowering, choose_kernels, compile_graph, compile_whole, finish
 from .runtime.product import Product
 from .runtime.strides import keep_strides
 from .runtime.triton.choose import NO_TEXT
@@ -97,7 +97,12 @@ def _compiled(
     note_errors(applied, finished.hoisted)
     record.repeated = finished.repeated
     tell(record.name, "compile", _what_to_compile(record))
-    compiled = compile_graph(finished.gm, finished.values, lowering)
+    compiled, record.one_function = compile_whole(
+        finished.gm,
+        finished.values,
+        lowering,
+        lambda: compile_graph(finished.gm, finished.values, lowering),
+    )
     record.compile_ms = (time.perf_counter() - start) * 1e3
     tell(record.name, "ready", f"compiled in {record.compile_ms / 1e3:.1f} s")
     product = finished.product(compiled, len(inputs))

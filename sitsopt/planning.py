@@ -31,6 +31,7 @@ from .spec.target import Target, load_target
 NOT_YET = {
     "speculate": "speculative decoding is not built yet: tokens are decoded one by one",
 }
+DECODE = "decode"  # the region rule that a CPU answers with one function
 # What lies outside a graph: `sitsopt.optimize` does it, torch.compile alone cannot.
 OUTSIDE = {
     "hooks": "hooks lie outside a graph: `sitsopt.optimize` runs them",
@@ -62,7 +63,8 @@ def make_session(
     chosen = choose(rules, recipe, record)
     plan = Plan(
         chosen, facts_of(target), Lowering(
-            options.lowering, inductor=inductor_options(options, mode), profitability=recipe.profitability
+            options.lowering, inductor=inductor_options(options, mode), profitability=recipe.profitability,
+            regions=recipe.regions is not None and DECODE in recipe.regions.use,
         ),
         options.strict, options.explain, options.allows(), target,
     )  # fmt: skip
@@ -128,11 +130,13 @@ def unbuilt(recipe: Recipe, outside: Collection[str] = ()) -> list[Effective]:
 
 
 def _no_graphs(recipe: Recipe, target: Target) -> list[Effective]:
-    """What a recipe says of regions, where the target has no graphs to capture."""
+    """What a recipe says of regions, where the target has no graphs to capture. A CPU makes a decode step one function:
+    each graph says whether."""
     if target.emitter == "triton":
         return []
+    asked = [r for r in requests(recipe) if r.section == "regions"]
     why = f"regions are captured as CUDA graphs; {target.name} is no GPU"
-    return [Effective(r.asked, "nothing", why) for r in requests(recipe) if r.section == "regions"]
+    return [Effective(r.asked, "nothing", why) for r in asked if r.asked != f"regions: {DECODE}"]
 
 
 def fired(graphs: Iterable[GraphRecord]) -> Counter[str]:

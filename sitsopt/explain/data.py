@@ -47,6 +47,7 @@ def _graph(one: GraphRecord) -> dict[str, Any]:
         "fallback": one.fallback or None,
         "repeated": one.repeated,
         "repeat_failed": one.repeat_failed or None,
+        "one_function": asdict(one.one_function) if one.one_function else None,
         "stages": [{"name": n, "rewrites": count, "ms": ms} for n, count, ms in one.stages],
     }
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..graph.kv.sizes import Cost, cost_of_site
+from ..rewrite.record import OneFunction
 from .misses import Group
 from .names import micros, parts, plural, short, size, where
 from .regions import regions_text
@@ -51,6 +52,8 @@ def story_parts(story: Story) -> Iterator[RenderableType]:
         for layers in graph.repeated:
             same = f"{graph.name}: {len(layers)} layers share one piece of code, {where(layers)}"
             yield Text(same, style="dim")
+        if graph.one_function is not None:
+            yield Text(f"{graph.name}: {one_function(graph.one_function)}", style="dim")
         if graph.repeat_failed:
             yield Text(
                 f"{graph.name}: layers compiled one by one: {graph.repeat_failed}", style="dim"
@@ -62,6 +65,15 @@ def story_parts(story: Story) -> Iterator[RenderableType]:
         yield from map(Text, story.cache.lines())
     yield from _missed(story)
     yield from _effective(story)
+
+
+def one_function(one: OneFunction) -> str:
+    """How a decode step runs on a CPU, in words."""
+    times = ", ".join(f"{name} {us / 1e3:.2f} ms" for name, us in one.measured_us.items())
+    how = (
+        f"one generated function, {one.ops} ops" if one.used else "op by op, no generated function"
+    )
+    return f"{how}: {one.why}{f' ({times})' if times else ''}"
 
 
 def _head(story: Story) -> Text:

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from .facts import module_path, storage_root
+from .facts import module_path, storage_root, val
 
 aten = torch.ops.aten
 LEAST = 2  # equal layers worth a subgraph
@@ -117,7 +117,7 @@ def _layers(graph: Graph) -> list[Layer]:
 
 def _owners(graph: Graph) -> dict[Node, str]:
     """The layer of each op. A write to an input belongs to the layer that made the value, if nobody else reads the
-    input; a view or a constant without a module of its own goes with its only reader."""
+    input; a view or a constant without a module of its own goes with its only reader. What only counts is nobody's."""
     owner: dict[Node, str] = {}
     for node in graph.nodes:
         if node.op != "call_function":
@@ -127,9 +127,14 @@ def _owners(graph: Graph) -> dict[Node, str]:
             path = owner.get(new, "")
             if path and all(u is node or owner.get(u) == path for u in place.users):
                 owner[node] = path
-        elif layer_of(node):
+        elif layer_of(node) and not _counts(node):
             owner[node] = layer_of(node)
     return owner
+
+
+def _counts(node: Node) -> bool:
+    """Whether a node is a number made of sizes: a cache that counts its tokens in Python, layer by layer."""
+    return isinstance(val(node), (int, torch.SymInt)) and node.target is not operator.getitem
 
 
 def _layer(path: str, nodes: list[Node], owner: dict[Node, str]) -> Layer:

@@ -80,6 +80,17 @@ class Effective:
 
 
 @dataclass
+class OneFunction:
+    """Whether a graph runs as one generated function, and why (not). measured_us: of a call, as `one function` and
+    `op by op`, where both were measured."""
+
+    used: bool
+    why: str
+    ops: int = 0  # written into it, a repeated layer's once
+    measured_us: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
 class GraphRecord:
     """Everything that happened to one captured graph."""
 
@@ -110,6 +121,8 @@ class GraphRecord:
     regions: RegionPlan | None = None  # where regions were planned
     broken: str = ""  # why the graph ends where it does, before the call does
     broken_at: str = ""  # file:line of that
+
+    one_function: OneFunction | None = None  # where the recipe asks for it, on a CPU
 
     def forget_rewrites(self) -> None:
         """Before the graph is rewritten once more."""

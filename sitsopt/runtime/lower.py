@@ -13,14 +13,16 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ..graph.capture import Captured, restore
+from ..graph.facts import tensor
 from ..graph.repeat import outline
 from ..rewrite.engine import Applied
-from ..rewrite.record import Site
+from ..rewrite.record import OneFunction, Site
 from .candidates import Chosen, candidates
 from .kv.in_place import write_in_place
 from .patterns import inductor_patches
 from .product import Compiled, Product, fold
 from .profit import Times, worth
+from .region.choose import chosen
 from .triton.choose import interpreted
 from .weights import Hoisted, Watch, hoist
 from .writes import Behind, written_behind
@@ -33,13 +35,14 @@ class Lowering:
     """How to lower: `auto` or `inductor` (no kernels of ours), `eager` (no compiler at all), `interpret` (generated
     Triton texts in the interpreter, eager for the rest); options for Inductor; repeat: whether equal layers become
     one subgraph; profitability: `measure` or `model` keeps a kernel where it is faster than what it
-    replaces, as measured or by the cost model."""
+    replaces, as measured or by the cost model; regions: whether a decode step on a CPU becomes one function."""
 
     how: str = "auto"
     grad: bool = False
     inductor: dict[str, Any] = field(default_factory=dict)
     repeat: bool = True
     profitability: str = "always"
+    regions: bool = False
 
     @property
     def compiles(self) -> bool:
@@ -203,3 +206,18 @@ def compile_graph(gm: GraphModule, values: list[Any], lowering: Lowering) -> Com
     patches = {**inductor_patches(gm), **lowering.inductor}
     compiled: Any = compile_fx(gm, values, config_patches=patches or None)
     return compiled  # type: ignore[no-any-return]
+
+
+def compile_whole(
+    gm: GraphModule, values: list[Any], lowering: Lowering, op_by_op: Callable[[], Compiled]
+) -> tuple[Compiled, OneFunction | None]:
+    """The finished graph as one function where the recipe wants that and it can be, else as `op_by_op` compiles it; what
+    came of it, where it was asked for."""
+    if not lowering.regions or lowering.grad or lowering.how != "auto" or not _on_cpu(gm):
+        return op_by_op(), None
+    return chosen(gm, values, lowering.profitability, op_by_op)
+
+
+def _on_cpu(gm: GraphModule) -> bool:
+    found = (tensor(n) for n in gm.graph.find_nodes(op="placeholder"))
+    return all(t is None or t.device.type == "cpu" for t in found)

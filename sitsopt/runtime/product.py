@@ -16,6 +16,7 @@ import torch
 
 from . import vector_isa
 from .kernels import load as kernels
+from .region.compiled import Region
 from .weights import Hoisted, Watch, revived, share, written
 from .writes import Behind, Sharing
 
@@ -131,9 +132,11 @@ class Product:
 
         parts, compiled = pickle.loads(data)
         kernels.restore(parts["kernels"])
-        with vector_isa.taken_as_working(parts["isas"]):
-            revived_call = deserialize_bundled_cache_entry(compiled)
-        constants = parts["constants"]
+        revived_call, constants = compiled, []  # a region revives itself, and brings its constants
+        if not isinstance(compiled, Region):
+            constants = parts["constants"]
+            with vector_isa.taken_as_working(parts["isas"]):
+                revived_call = deserialize_bundled_cache_entry(compiled)
         return Product(
             compiled=functools.partial(revived_call, *constants) if constants else revived_call,
             keep=parts["keep"],

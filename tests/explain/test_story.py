@@ -101,7 +101,7 @@ def test_json_fields(told: Report) -> None:
     assert json_types(data["graphs"]) == [{
         "name": "str", "nodes_before": "int", "nodes_after": "int", "capture_ms": "float", "rewrite_ms": "float",
         "compile_ms": "float", "dynamic": "bool", "grad": "bool", "from_disk": "bool", "fallback": "NoneType",
-        "repeated": [], "repeat_failed": "NoneType",
+        "repeated": [], "repeat_failed": "NoneType", "one_function": "NoneType",
         "stages": [{"name": "str", "rewrites": "int", "ms": "float"}],
     }]  # fmt: skip
     by_id = {r["id"]: r for r in data["rules"]}

@@ -110,6 +110,31 @@ extern "C" int SYMBOL(SitsAttention* a) {
     a->tiles_read = p.start[p.segments];
     return 0;
 }
+
+// For a caller with a team of its own, few query rows: one member opens, after a barrier all take part, after another
+// all join, after a third one member closes where a mask holds numbers. null: memory is short.
+INLINE size_t member_room(const SitsAttention* a, const Plan& p) { return (worker_room(most_rows(a, p)) + 31) / 16 * 16; }
+
+extern "C" void* OPEN_SYMBOL(SitsAttention* a, int64_t team) {
+    Plan& p = plan;
+    if (team > MAX_TEAM || !lay_out(a, p) || p.blocks != 1) return nullptr;
+    for (int64_t list = 0; list < p.lists; list++) list_tiles(a, p, list);
+    count_tiles(a, p);
+    return room(p.scratch, p.scratch_room, member_room(a, p) * team + p.tiles + 16) ? &p : nullptr;
+}
+
+extern "C" void PART_SYMBOL(const SitsAttention* a, const void* opened, int64_t id, int64_t team) {
+    const Plan& p = *(const Plan*)opened;
+    int64_t total = p.start[p.segments];
+    work(a, p, p.scratch + id * member_room(a, p), total * id / team, total * (id + 1) / team);
+}
+
+extern "C" void JOIN_SYMBOL(const SitsAttention* a, const void* opened, int64_t id, int64_t team) {
+    const Plan& p = *(const Plan*)opened;
+    for (int64_t s = id; s < p.segments; s += team) merge(a, p, s, (int)team, member_room(a, p));
+}
+
+extern "C" void CLOSE_SYMBOL(const SitsAttention* a, void* opened) { rescue(a, *(Plan*)opened); }
 """
 
 
@@ -125,7 +150,10 @@ def header(head_dim: int, value_dim: int, symbol: str, extra: str = "0") -> str:
     """Sizes that the texts of attention read. extra: floats that a thread needs beside them."""
     return (
         f"#define HD {head_dim}\n#define VD {value_dim}\n"
-        f"#define SYMBOL {symbol}\n#define TILE 64\n#define MAX_TEAM 256\n#define EXTRA_ROOM {extra}\n"
+        f"#define SYMBOL {symbol}\n#define OPEN_SYMBOL {symbol}_open\n"
+        f"#define PART_SYMBOL {symbol}_part\n#define JOIN_SYMBOL {symbol}_join\n"
+        f"#define CLOSE_SYMBOL {symbol}_close\n"
+        f"#define TILE 64\n#define MAX_TEAM 256\n#define EXTRA_ROOM {extra}\n"
         "#if !defined(AFTER_ROW)\n#define AFTER_ROW(a, at, r, base, total)\n#endif\n"
         "#define SHARE 32768    // bytes of K and V below which another thread does not pay\n"
         "#define FEW_ROWS 16    // query positions that read K and V together\n"

@@ -89,6 +89,16 @@ extern "C" int SYMBOL(const SitsLinear* a) {
     return spread(a, units, units * UNIT * a->k * (int64_t)sizeof(elem), linear_units);
 }
 
+// For a caller with a team of its own: bytes of room a member needs, and one member's share.
+extern "C" int64_t ROOM_SYMBOL(int64_t m, int64_t k) { return (m * x_stride(k) + UNIT) * 4; }
+
+extern "C" void PART_SYMBOL(const SitsLinear* a, float* x, int64_t id, int64_t team) {
+    int64_t units = 0;
+    for (int64_t i = 0; i < a->count; i++) units += units_of(a->weights[i]);
+    prepare(a, x);
+    linear_units(a, x, units * id / team, units * (id + 1) / team);
+}
+
 // weights: gate, up of one shape; the result goes to the gate's out.
 extern "C" int GATED_SYMBOL(const SitsLinear* a) {
     int64_t units = units_of(a->weights[0]);
@@ -123,6 +133,7 @@ def text(kernel: Linear) -> str:
     head = (
         f"#define SYMBOL {kernel.symbol}\n#define GATED_SYMBOL {kernel.symbol}_gated\n"
         f"#define PROBE_SYMBOL {kernel.symbol}_probe\n"
+        f"#define PART_SYMBOL {kernel.symbol}_part\n#define ROOM_SYMBOL {kernel.symbol}_room\n"
         "#define SHARE 32768  // bytes of weights below which another thread does not pay\n"
     )
     return head + DOT_TEXT + RUN_TEXT

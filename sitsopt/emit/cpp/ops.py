@@ -12,6 +12,7 @@ from .ops_kv import KV_OPS
 from .ops_linear import LINEAR_OPS
 from .ops_noted import NOTED_OPS
 from .ops_packed import PACKED_OPS
+from .ops_region import REGION_OPS
 
 _HEAD = r"""
 #include <ATen/Parallel.h>
@@ -22,6 +23,7 @@ _HEAD = r"""
 #include <ATen/ops/cat_ops.h>
 #include <ATen/ops/empty_like_ops.h>
 #include <ATen/ops/empty_ops.h>
+#include <ATen/ops/empty_strided_ops.h>
 #include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/linear_ops.h>
 #include <ATen/ops/scaled_dot_product_attention_ops.h>
@@ -95,6 +97,7 @@ TORCH_LIBRARY_FRAGMENT(sits_cpp, m) {
         "packed_linears(Tensor x, Tensor[] weights, Tensor?[] biases, int[] rows, str scheme, int group,"
         " bool low, str inputs) -> Tensor[]",
         {at::Tag::pt2_compliant_tag});
+    m.def("region(Tensor[] args, int handle) -> Tensor[]");
     m.def(
         "gated(Tensor x, Tensor gate, Tensor up, Tensor? gate_bias, Tensor? up_bias, str act) -> Tensor",
         {at::Tag::pt2_compliant_tag});
@@ -107,6 +110,7 @@ TORCH_LIBRARY_IMPL(sits_cpp, CPU, m) {
     m.impl("gated", TORCH_FN(gated));
     m.impl("stamp", TORCH_FN(stamp));
     m.impl("packed_linears", TORCH_FN(packed_linears));
+    m.impl("region", TORCH_FN(region));
 }
 """
 
@@ -125,6 +129,7 @@ def ops_text() -> str:
             LINEAR_OPS,
             PACKED_OPS,
             NOTED_OPS,
+            REGION_OPS,
             _REGISTER,
         ]
     )

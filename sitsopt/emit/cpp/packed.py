@@ -29,6 +29,8 @@ def text(kernel: Packed) -> str:
         "SYMBOL": kernel.symbol,
         "GATED_SYMBOL": f"{kernel.symbol}_gated",
         "PROBE_SYMBOL": f"{kernel.symbol}_probe",
+        "PART_SYMBOL": f"{kernel.symbol}_part",
+        "ROOM_SYMBOL": f"{kernel.symbol}_room",
         "UNPACK_SYMBOL": f"{kernel.symbol}_unpack",
         "SHARE": 16384,
         kernel.scheme.upper(): 1,

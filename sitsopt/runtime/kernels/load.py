@@ -113,6 +113,9 @@ def _load_ops() -> ctypes.CDLL:
     library.sits_set_kv.argtypes = [
         ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p,
     ]  # fmt: skip
+    library.sits_add_region.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+    library.sits_add_region.restype = ctypes.c_int64
+    library.sits_drop_region.argtypes = [ctypes.c_int64]
     library.sits_set_most_rows.argtypes = [ctypes.c_int, ctypes.c_int64]
     for dtype, index in _DTYPE_INDEX.items():
         library.sits_set_most_rows(index, most_query_rows(dtype))
