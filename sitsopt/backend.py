@@ -12,7 +12,15 @@ from torch.fx import GraphModule
 
 from . import generate
 from .options import Options
-from .pipeline import LoweringError, Plan, fallback_effects, process, rewritten, without_text
+from .pipeline import (
+    LoweringError,
+    Plan,
+    fallback_effects,
+    process,
+    region_effects,
+    rewritten,
+    without_text,
+)
 from .planning import ExpectationError, check_expectations, check_once, make_session
 from .rewrite.record import Effective, GraphRecord
 from .runtime.product import Product
@@ -77,7 +85,8 @@ def compile_one(
     session.record.graphs.append(record)
     plan: Plan = session.plan
     product = process(gm, inputs, plan, record)
-    session.record.effective.extend(fallback_effects(record) + without_text(record, plan))
+    lines = [*fallback_effects(record), *without_text(record, plan), *region_effects(record)]
+    session.record.effective.extend(lines)
     if whole or ends_the_call(gm):
         try:
             check_once(session)

@@ -19,6 +19,7 @@ from .rewrite.engine import Applied, Settings, rewrite
 from .rewrite.record import Effective, GraphRecord
 from .rewrite.view import GraphView
 from .rewrite.wanted import WantedWeights, swap
+from .runtime.capture.lowered import plan_captures
 from .runtime.lower import Lowering, choose_kernels, compile_graph, compile_whole, finish
 from .runtime.product import Product
 from .runtime.strides import keep_strides
@@ -92,20 +93,26 @@ def _compiled(
         keep_strides(captured, gm)
     if plan.strict and (missing := without_text(record, plan)):
         raise LoweringError("; ".join(f"{m.asked}: {m.reason}" for m in missing))
+    captures = plan_captures(captured, plan.regions, plan.target, lowering, record)
+    if captures is not None and not captures.whole:
+        lowering = replace(lowering, repeat=False)
     finished = finish(captured, lowering)
     _refuse_released(finished.values, "they are read as they are")
     note_errors(applied, finished.hoisted)
     record.repeated = finished.repeated
     tell(record.name, "compile", _what_to_compile(record))
+    program = captures.program(finished, lowering) if captures is not None else None
     compiled, record.one_function = compile_whole(
         finished.gm,
         finished.values,
         lowering,
-        lambda: compile_graph(finished.gm, finished.values, lowering),
+        lambda: program or compile_graph(finished.gm, finished.values, lowering),
     )
     record.compile_ms = (time.perf_counter() - start) * 1e3
     tell(record.name, "ready", f"compiled in {record.compile_ms / 1e3:.1f} s")
     product = finished.product(compiled, len(inputs))
+    if captures is not None and captures.whole:
+        product.limits, product.notes = captures.limits(finished), record.capture_notes
     if captured.written:
         fixed = all(isinstance(i, torch.Tensor) for i in inputs)  # a size that changes is an input
         product.sharing, product.otherwise = Sharing(inputs, fixed), gm.forward
@@ -208,6 +215,11 @@ def without_text(record: GraphRecord, plan: Plan) -> list[Effective]:
         Effective(f"lowering: interpret at {count} of {rule} in {record.name}", "eager", why)
         for (rule, why), count in counts.items()
     ]
+
+
+def region_effects(record: GraphRecord) -> list[Effective]:
+    """What spoke against capturing a graph's regions, as lines under `effective`."""
+    return [Effective(f"regions of {record.name}", "op by op", note) for note in record.capture_notes]  # fmt: skip
 
 
 def fallback_effects(record: GraphRecord) -> list[Effective]:

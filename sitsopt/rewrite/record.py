@@ -119,6 +119,7 @@ class GraphRecord:
     )  # modules the recipe names, and why not
 
     regions: RegionPlan | None = None  # where regions were planned
+    capture_notes: list[str] = field(default_factory=list)  # why regions run op by op after all
     broken: str = ""  # why the graph ends where it does, before the call does
     broken_at: str = ""  # file:line of that
 

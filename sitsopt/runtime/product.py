@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from . import vector_isa
+from .capture.cuda import Cuda
+from .capture.executor import Captures, Limits
 from .kernels import load as kernels
 from .region.compiled import Region
 from .weights import Hoisted, Watch, revived, share, written
@@ -49,6 +51,8 @@ class Product:
     sharing: Sharing | None = None
     otherwise: Compiled | None = None
     watch: Watch = field(default_factory=Watch)
+    limits: Limits | None = None  # where the whole graph is captured and replayed
+    notes: list[str] = field(default_factory=list)  # what spoke against that
     shared: bool = True  # whether its folded values are those of other graphs too
     folded: Callable[[Sequence[Any]], None] | None = (
         None  # told the arguments, once values are folded
@@ -85,7 +89,7 @@ class Product:
         return call
 
     def _selecting(self) -> Compiled:
-        compiled, keep = self.compiled, self.keep
+        compiled, keep = self._capturing(), self.keep
         if self.hoisted:
             return lambda *args: compiled(*[args[i] for i in keep], *self.fold(args))
         if keep == list(range(self.total)):
@@ -97,6 +101,11 @@ class Product:
             return lambda *args: compiled(args[only])
         pick = operator.itemgetter(*keep)
         return lambda *args: compiled(*pick(args))
+
+    def _capturing(self) -> Compiled:
+        if self.limits is None or not torch.cuda.is_available():
+            return self.compiled
+        return Captures(self.compiled, self.limits, Cuda(), self.notes)
 
     def dump(self) -> bytes:
         """Everything but `otherwise`, as bytes. Raises CannotDump."""
@@ -114,6 +123,7 @@ class Product:
             "constants": self.constants,
             "behind": self.behind.places,
             "sharing": self.sharing,
+            "limits": self.limits,
             "kernels": kernels.loaded(),
             "isas": vector_isa.working(),
         }
@@ -145,6 +155,7 @@ class Product:
             attached=parts["attached"],
             behind=Behind(parts["behind"]),
             sharing=parts["sharing"],
+            limits=parts["limits"],
             shared=False,
         )
 
