@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # On one NVIDIA GPU, within 8 minutes: whole models compiled with backend="sits" against eager, then the generated
-# kernels, right against torch and timed against Inductor, SDPA and cuBLAS as interleaved pairs.
+# kernels, right against torch and timed against Inductor, SDPA and cuBLAS as interleaved pairs; between them decode
+# steps captured as CUDA graphs ($OUT/regions.json).
 # Results: $OUT/models.json and $OUT/kernels.json (OUT is ./gpu-results unless set).
 # The interpreter of the environment must have torch 2.11 or later with CUDA; nothing is installed.
 set -euo pipefail
@@ -13,6 +14,7 @@ export SITSOPT_CACHE=${SITSOPT_CACHE:-$OUT/cache}
 mkdir -p "$OUT"
 python=${PYTHON:-python3}
 status=0
-timeout 230 "$python" -m tests.gpu.models "$OUT/models.json" 130 || status=$?
-timeout 240 "$python" -m tests.gpu.run "$OUT/kernels.json" 200 || status=$?
+timeout 180 "$python" -m tests.gpu.models "$OUT/models.json" 110 || status=$?
+timeout 110 "$python" -m tests.gpu.regions "$OUT/regions.json" || status=$?
+timeout 185 "$python" -m tests.gpu.run "$OUT/kernels.json" 160 || status=$?
 exit $status
