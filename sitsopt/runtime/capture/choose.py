@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from ...graph.capture import Captured
+from ...graph.facts import module_path, source
 from ...graph.regions.check import check
+from ...graph.regions.facts import op_name
 from ...graph.regions.plan import Outside, RegionPlan
 from ...graph.regions.planner import plan_regions
 from ...spec.region import RegionFile
@@ -34,11 +36,14 @@ def proved(captured: Captured, rule: RegionFile, target: Target) -> RegionPlan:
     problems = check(plan, graph, rule, captured.written, held)
     if not problems:
         return plan
-    why = "the plan was not proved: " + "; ".join(problems[:3])
-    outside = [
-        Outside(n.name, str(n.target), why, "", "") for n in graph.nodes if n.op == "call_function"
-    ]
-    return RegionPlan(rule.name, [], outside, [one.node for one in outside], why)
+    return given_up(captured, rule.name, "the plan was not proved: " + "; ".join(problems[:3]))
+
+
+def given_up(captured: Captured, rule: str, why: str) -> RegionPlan:
+    """A plan in which everything is outside, for one reason."""
+    calls = [n for n in captured.gm.graph.nodes if n.op == "call_function"]
+    outside = [Outside(n.name, op_name(n), why, module_path(n), source(n)) for n in calls]
+    return RegionPlan(rule, [], outside, [one.node for one in outside], why)
 
 
 def stays(captured: Captured) -> set[Node]:

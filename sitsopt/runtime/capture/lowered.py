@@ -18,7 +18,7 @@ from ...graph.regions.planner import plan_regions
 from ...rewrite.record import GraphRecord
 from ...spec.region import RegionFile
 from ...spec.target import Target
-from .choose import plan_for, stays
+from .choose import given_up, plan_for, stays
 from .costs import costs_of, limit
 from .cuda import Cuda
 from .executor import Limits
@@ -94,6 +94,8 @@ def plan_captures(
     record.regions = plan
     if why := plan.refused or _why_not(captured, lowering):
         record.capture_notes += [why] if plan.fits else []
+        if not plan.refused:
+            record.regions = None if lowering.grad else given_up(captured, plan.rule, why)
         return None
     rule = next(one for one in rules if one.name == plan.rule)
     held, own = frozenset(n.name for n in stays(captured)), frozenset(n.name for n in captured.placeholders)  # fmt: skip
