@@ -7,8 +7,16 @@ was compiled on this very machine: the sets that worked then stand in while it i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+
+def imported() -> None:
+    """Import what `working` needs. A thread that asks it beside one that traces must not import torch's modules: of two
+    threads that import what imports each other, one may see a module half made."""
+    with suppress(ImportError):
+        from torch._inductor import codecache, cpp_builder, cpu_vec_isa  # noqa: F401
+        from torch.utils import _filelock, cpp_extension  # noqa: F401
 
 
 def working() -> list[str] | None:

@@ -76,6 +76,7 @@ def build_ahead() -> None:
             vector_isa.working()
 
     if _state.ops is None and not _state.ops_failure:
+        vector_isa.imported()
         threading.Thread(target=work, name="sitsopt-build", daemon=True).start()
 
 
