@@ -13,6 +13,7 @@ import weakref
 from functools import partial
 from typing import Any
 
+from .decode import generating
 from .runtime.hooks.stepdown import Guarded
 from .spec.recipe_form import KVCache
 
@@ -40,20 +41,18 @@ def install(model: Any, wanted: KVCache | None = None) -> bool:
 def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The class's `generate`; a cache of fixed size keeps the decode graph the same at every token."""
     own = _own(self)
-    compiled = getattr(self, "_compiled_call_impl", None) is not None  # a deep copy is not
-    if not compiled or _chosen(self, kwargs, args):
-        if compiled:
-            _lay_out(self, args, kwargs)
+    if getattr(self, "_compiled_call_impl", None) is None:  # a deep copy is not
         return _accounted(self, own(self, *args, **kwargs), kwargs)
-    if self not in _WANTED:
-        return own(self, *args, **kwargs, cache_implementation="static")
-    from .runtime.kv.cache import of_recipe
+    if not _chosen(self, kwargs, args):
+        if self not in _WANTED:
+            return generating.run(self, own, args, kwargs | {"cache_implementation": "static"})
+        from .runtime.kv.cache import of_recipe
 
-    takes = inspect.signature(inspect.unwrap(type(self).forward)).parameters
-    name = "cache" if "cache" in takes else "past_key_values"
-    kwargs[name] = of_recipe(self.config, _WANTED[self])
+        takes = inspect.signature(inspect.unwrap(type(self).forward)).parameters
+        name = "cache" if "cache" in takes else "past_key_values"
+        kwargs[name] = of_recipe(self.config, _WANTED[self])
     _lay_out(self, args, kwargs)
-    return _accounted(self, own(self, *args, **kwargs), kwargs)
+    return _accounted(self, generating.run(self, own, args, kwargs), kwargs)
 
 
 def _accounted(model: Any, result: Any, kwargs: dict[str, Any]) -> Any:

@@ -11,6 +11,7 @@ from torch import nn
 
 from . import fixed_cache, hooked
 from .backend import sits
+from .decode import generating
 from .dispatch.dispatcher import Dispatcher
 from .options import Options
 from .planning import make_session
@@ -69,5 +70,7 @@ def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
         kind = "a static cache" if wanted is None else f"a QuantizedKVCache, {wanted.policy}"
         why = "its shapes do not change from token to token"
         session.record.effective.append(Effective("generate()", kind, why))
+    if generates:
+        generating.install(model, session.record)
     hooked.install(model, session)
     return model

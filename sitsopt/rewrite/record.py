@@ -142,3 +142,6 @@ class Record:
     recipe: str = ""
     graphs: list[GraphRecord] = field(default_factory=list)
     effective: list[Effective] = field(default_factory=list)
+    loop: str = ""  # of the last generate(): `fast` or `transformers`
+    loop_why: str = ""
+    speculation: str = ""  # its draft, or why none was used

@@ -1,0 +1,132 @@
+"""A compiled model with its cache of fixed size: rows of tokens in, logits out, rows taken back.
+
+Calls come in few sizes. A row beyond what was asked for repeats a token, and is taken back at once: the cache
+counts back, and the next call overwrites it. No cache is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .sizes import pieces
+
+
+class Runner:
+    """call: the compiled model. cache: laid out, of fixed size. name: what `call` calls its cache. keeps: whether it
+    takes `logits_to_keep`. layers: those of the cache that `call` writes, all by default.
+
+    padded: whether rows can be taken back, so that calls may be padded. mask [batch, room], int64 and positions
+    [batch, 1], int64 (of the next token): for rows of which some are hidden, else None.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        cache: Any,
+        name: str,
+        *,
+        keeps: bool = True,
+        padded: bool = True,
+        blocks: Sequence[int] = (),
+        layers: Sequence[Any] | None = None,
+        mask: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+    ) -> None:
+        self.call, self.cache, self.name, self.keeps = call, cache, name, keeps
+        self.padded, self.blocks = padded, tuple(blocks)
+        self.layers = list(cache.layers if layers is None else layers)
+        self.mask, self.positions = mask, positions
+        self.room = room_of(cache)
+        self.length = int(cache.get_seq_length())
+        self._one: torch.Tensor | None = None
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits [batch, vocabulary] after one token [batch] more of each row."""
+        if self._one is None:  # the same buffer at every call: strides never change
+            self._one = torch.empty(len(tokens), 1, dtype=torch.long, device=tokens.device)
+        self._one[:, 0] = tokens
+        return self._run(self._one, 1)[:, -1]
+
+    def prefill(self, ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [batch, vocabulary] after `ids` [batch, tokens], in pieces of the sizes that are compiled."""
+        plan, begun = self._plan(ids.shape[1]), 0
+        for tokens, rows in plan:
+            part = slice(begun, begun + tokens)
+            at = None if positions is None else _padded(positions[:, part], rows)
+            logits = self._run(_padded(ids[:, part], rows), self._last(tokens, rows, ids), at)
+            logits = logits[:, -1] if logits.shape[1] == 1 else logits[:, tokens - 1]
+            self.rewind(rows - tokens)
+            begun += tokens
+        if positions is not None:
+            self.positions = positions[:, -1:] + 1
+        return logits
+
+    def check(self, tokens: Sequence[int], device: torch.device) -> torch.Tensor:
+        """Logits [tokens, vocabulary] after each of a block of tokens, of one row."""
+        count = len(tokens)
+        fitting = (b for b in self.blocks if b >= count and self.length + b <= self.room)
+        rows = next(fitting, count)
+        block = torch.tensor([[*tokens, *[tokens[-1]] * (rows - count)]], device=device)
+        logits = self._run(block, 0)[0, :count]
+        self.rewind(rows - count)
+        return logits
+
+    def rewind(self, rows: int) -> None:
+        """Take the last rows back: they are overwritten by the next ones."""
+        if rows > 0:
+            for layer in self.layers:
+                layer.crop(-rows)
+            self.length -= rows
+            if self.positions is not None:
+                self.positions = self.positions - rows
+
+    def _plan(self, count: int) -> list[tuple[int, int]]:
+        plan = pieces(count) if self.padded else [(count, count)]
+        tokens, rows = plan[-1]
+        if self.length + count + rows - tokens > self.room:  # no room to pad: a size of its own
+            plan[-1] = (tokens, tokens)
+        return plan
+
+    def _last(self, tokens: int, rows: int, ids: torch.Tensor) -> Any:
+        """What to keep of a call's logits: the row of the last token."""
+        if rows == tokens == 1 or not self.padded:
+            return 1
+        return torch.tensor([tokens - 1], device=ids.device)  # padded or not: one graph
+
+    def _run(self, ids: torch.Tensor, keep: Any, at: torch.Tensor | None = None) -> torch.Tensor:
+        given: dict[str, Any] = {"input_ids": ids, self.name: self.cache, "use_cache": True}
+        if self.keeps:
+            given["logits_to_keep"] = keep
+        if self.mask is not None:
+            given["attention_mask"] = self.mask
+        if self.positions is not None:
+            rows = torch.arange(ids.shape[1], device=ids.device)
+            given["position_ids"] = self.positions + rows if at is None else at
+            self.positions = self.positions + ids.shape[1]
+        if ids.is_cuda:  # a captured graph may write over what its last run returned
+            torch.compiler.cudagraph_mark_step_begin()
+        logits: torch.Tensor = self.call(**given).logits
+        self.length += ids.shape[1]
+        return logits
+
+
+def room_of(cache: Any) -> int:
+    """Tokens that a cache of fixed size has room for; a sliding layer takes any number."""
+    sizes = [layer.get_max_length() for layer in cache.layers if not layer.is_sliding]
+    return int(min(sizes)) if sizes else 2**31
+
+
+def can_take_back(cache: Any) -> bool:
+    """Whether every layer of a cache gives rows back."""
+    return all(layer.is_croppable for layer in cache.layers)
+
+
+def _padded(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """Rows [batch, n] with the last column repeated up to `size`, in memory of their own."""
+    more = size - rows.shape[1]
+    if not more:
+        return rows.clone(memory_format=torch.contiguous_format)
+    return torch.cat([rows, rows[:, -1:].expand(-1, more)], dim=1)
