@@ -92,7 +92,7 @@ class OwnLayers:
         target = self.target
         runner = Runner(
             self.call, target.cache, target.name,  # type: ignore[arg-type]
-            keeps=target.keeps, layers=target.cache.layers[: self.layers],
+            keeps=target.keeps, depth=self.layers,
             mask=target.mask, positions=target.positions,
         )  # fmt: skip
         before = runner.length = target.length

@@ -40,9 +40,10 @@ class Generating:
     def __init__(self, record: Record, speculation: Speculation | None = None) -> None:
         self.record, self.speculation = record, speculation
 
-    def generate(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As the class's `generate`."""
-        own = type(model).generate
+    def generate(
+        self, model: Any, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """As `own`, the class's `generate`."""
         why = _another_way(model, args, kwargs)
         if why:
             self.told("transformers", why)
@@ -76,7 +77,7 @@ class Generating:
         try:
             return self._run(model, given, streamer, rest, lent or rest[key])
         finally:
-            if lent is not None:
+            if lent is not None and _kinds(lent) == {"StaticLayer"}:  # a guard may have put in others
                 _CACHES.setdefault(model, {})[_key(lent)] = lent
 
     def _run(self, model: Any, given: Any, streamer: Any, rest: dict[str, Any], cache: Any) -> Any:
@@ -205,10 +206,14 @@ def _not_ours(model: Any, ids: torch.Tensor, config: Any, rest: dict[str, Any]) 
         return "tokens of another shape or on another device"
     if any(m is not None and m.ndim != 2 for m in masks):
         return "a mask or positions of more than two dimensions"
-    kinds = {type(layer).__name__ for layer in cache.layers}
+    kinds = _kinds(cache)
     if not kinds <= {"StaticLayer", "StaticSlidingWindowLayer", "QuantizedLayer"}:
         return f"layers that are no attention over a cache: {', '.join(sorted(kinds))}"
     return ""
+
+
+def _kinds(cache: Any) -> set[str]:
+    return {type(layer).__name__ for layer in cache.layers}
 
 
 def _key(cache: Any) -> tuple[int, int]:
@@ -268,12 +273,14 @@ def install(model: Any, record: Record, speculation: Speculation | None = None) 
     _LOOPS[model] = Generating(record, speculation)
 
 
-def run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`generate` of the model's class, through the loop that is installed, if one is."""
+def run(
+    model: Any, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """`own`, the `generate` of the model's class, through the loop that is installed, if one is."""
     loop = _LOOPS.get(model)
     if loop is None:
-        return type(model).generate(model, *args, **kwargs)
-    return loop.generate(model, args, kwargs)
+        return own(model, *args, **kwargs)
+    return loop.generate(model, own, args, kwargs)
 
 
 _LOOPS: weakref.WeakKeyDictionary[Any, Generating] = weakref.WeakKeyDictionary()

@@ -16,7 +16,7 @@ from .sizes import pieces
 
 class Runner:
     """call: the compiled model. cache: laid out, of fixed size. name: what `call` calls its cache. keeps: whether it
-    takes `logits_to_keep`. layers: those of the cache that `call` writes, all by default.
+    takes `logits_to_keep`. depth: how many of the cache's layers `call` writes, all by default.
 
     padded: whether rows can be taken back, so that calls may be padded. mask [batch, room], int64 and positions
     [batch, 1], int64 (of the next token): for rows of which some are hidden, else None.
@@ -31,13 +31,13 @@ class Runner:
         keeps: bool = True,
         padded: bool = True,
         blocks: Sequence[int] = (),
-        layers: Sequence[Any] | None = None,
+        depth: int | None = None,
         mask: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
     ) -> None:
         self.call, self.cache, self.name, self.keeps = call, cache, name, keeps
         self.padded, self.blocks = padded, tuple(blocks)
-        self.layers = list(cache.layers if layers is None else layers)
+        self.depth = depth
         self.mask, self.positions = mask, positions
         self.room = room_of(cache)
         self.length = int(cache.get_seq_length())
@@ -77,7 +77,7 @@ class Runner:
     def rewind(self, rows: int) -> None:
         """Take the last rows back: they are overwritten by the next ones."""
         if rows > 0:
-            for layer in self.layers:
+            for layer in self.cache.layers[: self.depth]:
                 layer.crop(-rows)
             self.length -= rows
             if self.positions is not None:
