@@ -152,9 +152,7 @@ def prepared(
         mask = ids.new_ones(len(ids), room)
     quantized = isinstance(cache, QuantizedKVCache)
     back = can_take_back(cache)
-    most = 0 if spec is None else min(spec.most, HOLD if quantized else spec.most)
-    if spec is not None:
-        spec.most = most
+    most = 0 if spec is None else min(spec.most, HOLD - 1 if quantized else spec.most)
     runner = Runner(
         model, cache, argument(model), keeps=takes(model, "logits_to_keep"),
         padded=back and not quantized, blocks=block_rows(most) if most else (), mask=mask,

@@ -64,7 +64,7 @@ class Speculation:
     def start(self, target: Runner) -> None:
         """Before an answer."""
         self.draft.start(target)
-        self.pace = Pace(self.most, self.speeds, self.adapt)
+        self.pace = Pace(min(self.most, target.blocks[-1] - 1), self.speeds, self.adapt)
 
     def instead(self, found: Proposal, place: int) -> Callable[[torch.Tensor], int | None] | None:
         """What takes a proposed token in place of the model's own; None where nothing may."""
@@ -119,17 +119,21 @@ class Loop:
 
     def run(self, logits: torch.Tensor) -> torch.Tensor:
         """From the prompt's logits [batch, vocabulary] to all tokens [batch, tokens]."""
+        self.begin(logits)
+        while not self.finished:
+            self.advance()
+        self.picker.finish()
+        return self.ids[:, : self.count]
+
+    def begin(self, logits: torch.Tensor) -> None:
+        """The first token, from the prompt's logits."""
         if self.speculation is not None:
             self.tokens = self.ids[0, : self.count].tolist()
             self.speculation.start(self.target)
         self._take(logits)
-        while not self.finished:
-            self._advance()
-        self.picker.finish()
-        return self.ids[:, : self.count]
 
-    def _advance(self) -> None:
-        """One call of the model at least."""
+    def advance(self) -> None:
+        """One call of the model, and the tokens that come of it; unless it is `finished`."""
         if self.speculation is None:
             self._take(self.target.step(self.ids[:, self.count - 1]))
             return

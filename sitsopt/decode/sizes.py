@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 PIECES = (512, 128, 32)  # tokens of one prefill call
+BLOCKS = (4, 16, 64)  # rows of the smaller graphs that check a block
 SMALLEST_CACHE = 256
 SPARE = 32  # rows of a cache beyond the longest answer, for blocks that are checked at its end
 
@@ -21,13 +22,10 @@ def pieces(tokens: int) -> list[tuple[int, int]]:
 
 
 def block_rows(most: int) -> tuple[int, ...]:
-    """Rows of the graphs that check up to `most` proposed tokens, and the token before them."""
-    sizes = []
-    size = 4
-    while size <= 0.75 * (most + 1):
-        sizes.append(size)
-        size *= 2
-    return (*sizes, most + 1)
+    """Rows of the graphs that check a block: a token and up to `most` proposed after it. From 16 rows on multiples of
+    16, in which kernels work: 16 proposals at most are 15, since a block of 17 costs more than the 17th brings."""
+    largest = most + 1 if most < 16 else (most + 1) // 16 * 16
+    return (*(size for size in BLOCKS if size < largest), largest)
 
 
 def cache_length(tokens: int, limit: int | None = None) -> int:
