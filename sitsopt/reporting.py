@@ -137,6 +137,12 @@ def _merged(records: list[Record]) -> Record:
             taken[graph.name] += 1
             again = f" ({taken[graph.name]})" if taken[graph.name] > 1 else ""
             one.graphs.append(replace(graph, name=graph.name + again))
+        if record.loop:
+            one.loop, one.loop_why, one.speculation = (
+                record.loop,
+                record.loop_why,
+                record.speculation,
+            )
         one.effective += [e for e in record.effective if e not in one.effective]
     return one
 

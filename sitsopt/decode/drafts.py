@@ -63,10 +63,10 @@ class Lookup:
                     self._after[tuple(tokens[place - size : place])] = place
         self._known = len(tokens)
         for size in self.sizes:
-            place = self._after.get(tuple(tokens[-size:])) if len(tokens) > size else None
-            if place is not None:
-                period = len(tokens) - place
-                return Proposal([tokens[place + step % period] for step in range(most)])
+            found = self._after.get(tuple(tokens[-size:])) if len(tokens) > size else None
+            if found is not None:
+                period = len(tokens) - found
+                return Proposal([tokens[found + step % period] for step in range(most)])
         return Proposal()
 
 
@@ -146,14 +146,14 @@ def _write(
             logits = runner.step(torch.tensor([token], device=ids.device))
     for ahead in range(most):
         scores = picker.processed(ids[:, : count + ahead], _fitted(logits, picker.width))
-        token = picker.proposal(ids, scores, ahead)
-        if token is None:
+        drawn = picker.proposal(ids, scores, ahead)
+        if drawn is None:
             break
-        found.tokens.append(token)
+        found.tokens.append(drawn)
         found.scores.append(scores)
-        ids[0, count + ahead] = token
+        ids[0, count + ahead] = drawn
         if ahead + 1 < most:
-            logits = runner.step(torch.tensor([token], device=ids.device))
+            logits = runner.step(torch.tensor([drawn], device=ids.device))
     return found
 
 

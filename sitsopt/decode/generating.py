@@ -77,7 +77,10 @@ class Generating:
         try:
             return self._run(model, given, streamer, rest, lent or rest[key])
         finally:
-            if lent is not None and _kinds(lent) == {"StaticLayer"}:  # a guard may have put in others
+            given_back = not config.return_dict_in_generate
+            if (
+                lent is not None and given_back and _kinds(lent) == {"StaticLayer"}
+            ):  # a guard may have put in others
                 _CACHES.setdefault(model, {})[_key(lent)] = lent
 
     def _run(self, model: Any, given: Any, streamer: Any, rest: dict[str, Any], cache: Any) -> Any:
@@ -130,7 +133,11 @@ def prepared(
     model: Any, cache: Any, ids: torch.Tensor, config: Any, rest: dict[str, Any], spec: Speculation | None
 ) -> tuple[Runner, torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """The runner, the tokens that are not in the cache yet, and their positions where the model cannot count them."""
-    mask, positions, past = rest.get("attention_mask"), rest.get("position_ids"), int(cache.get_seq_length())
+    mask, positions, past = (
+        rest.get("attention_mask"),
+        rest.get("position_ids"),
+        int(cache.get_seq_length()),
+    )
     new = ids
     shown = mask.shape[1] if mask is not None else getattr(config, "_mask_length", -1)
     if past and shown == ids.shape[1]:  # the caller repeats what the cache holds
@@ -143,7 +150,7 @@ def prepared(
             positions = None  # the model counts so itself
     elif mask is not None:
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -count:]
-    room = room_of(cache)
+    room = min(room_of(cache), shown + config.max_length)  # a window has room for any number
     if mask is not None:
         whole = mask.new_ones(len(ids), room)  # what is not written yet is hidden by its place
         whole[:, : mask.shape[1]] = mask
@@ -178,7 +185,11 @@ def _another_way(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
     for name, what in OTHERS.items():
         for one in wanted:
             value = one.get(name)
-            if value is not None and value is not False and not (name.startswith("num_") and value == 1):
+            if (
+                value is not None
+                and value is not False
+                and not (name.startswith("num_") and value == 1)
+            ):
                 return f"{what} (`{name}`)"
             if value is not None:
                 break  # the call's own word counts
@@ -195,7 +206,11 @@ def _not_ours(model: Any, ids: torch.Tensor, config: Any, rest: dict[str, Any]) 
     if model.config.is_encoder_decoder:
         return "an encoder and a decoder"
     if type(cache) not in (StaticCache, QuantizedKVCache):
-        return f"the cache is a {type(cache).__name__}, which has no fixed size" if cache is not None else "no cache"
+        return (
+            f"the cache is a {type(cache).__name__}, which has no fixed size"
+            if cache is not None
+            else "no cache"
+        )
     if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
         return "attentions or hidden states are returned"
     if others:
@@ -220,11 +235,14 @@ def _key(cache: Any) -> tuple[int, int]:
 
 def _lend(model: Any, cache: Any, ids: torch.Tensor, config: Any) -> Any:
     """A cache of a size that is compiled, in place of an untouched one that transformers made for this call; None where
-    the caller gave one or gets it back."""
+    the caller gave one."""
     from transformers import StaticCache
 
-    taken = getattr(cache, "_is_user_defined", False) or config.return_dict_in_generate
-    if taken or type(cache) is not StaticCache or cache.is_initialized:
+    if (
+        getattr(cache, "_is_user_defined", False)
+        or type(cache) is not StaticCache
+        or cache.is_initialized
+    ):
         return None
     if any(layer.is_sliding for layer in cache.layers):
         return None
@@ -253,7 +271,9 @@ def stop_of(criteria: Any, batch: int) -> Stop:
     if batch > 1 or any(type(one) not in (EosTokenCriteria, MaxLengthCriteria) for one in criteria):
         stop: Stop = criteria
         return stop
-    ends = {int(t) for c in criteria if hasattr(c, "eos_token_id") for t in c.eos_token_id.flatten()}
+    ends = {
+        int(t) for c in criteria if hasattr(c, "eos_token_id") for t in c.eos_token_id.flatten()
+    }
     most = criteria.max_length
     answers = [torch.tensor([False]), torch.tensor([True])]
 
@@ -271,9 +291,7 @@ def install(model: Any, record: Record, speculation: Speculation | None = None) 
     _LOOPS[model] = Generating(record, speculation)
 
 
-def run(
-    model: Any, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def run(model: Any, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`own`, the `generate` of the model's class, through the loop that is installed, if one is."""
     loop = _LOOPS.get(model)
     if loop is None:

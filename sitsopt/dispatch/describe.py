@@ -194,6 +194,7 @@ def _cell_content(cell: types.CellType) -> Any:
 # What no call reads: how a module is called (the compiled call must not change its own key), loading and saving,
 # and what goes with the hooks that are read.
 IGNORED = frozenset({
+    "_previous_max_cache_length",  # generate() writes there how long its last static cache was
     "_compiled_call_impl", "generation_config", "_non_persistent_buffers_set", "_state_dict_hooks",
     "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_is_full_backward_hook",
     "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..graph.kv.sizes import Cost, cost_of_site
-from ..rewrite.record import OneFunction
+from ..rewrite.record import OneFunction, Record
 from .misses import Group
 from .names import micros, parts, plural, short, size, where
 from .regions import regions_text
@@ -80,8 +80,17 @@ def _head(story: Story) -> Text:
     record = story.record
     speed = f" ({story.bandwidth_gbs:g} GB/s)" if story.bandwidth_gbs else ""
     return Text.assemble(
-        "recipe ", (record.recipe or "?", "bold"), "   target ", (record.target or "?", "bold"), speed
+        "recipe ", (record.recipe or "?", "bold"), "   target ", (record.target or "?", "bold"), speed,
+        *_decoding(record),
     )  # fmt: skip
+
+
+def _decoding(record: Record) -> Iterator[str]:
+    """Which loop the last generate() ran, and what proposed tokens in it."""
+    if record.loop:
+        yield f"\ndecoding loop: {record.loop}, {record.loop_why}"
+    if record.speculation:
+        yield f"\nspeculation: {record.speculation}"
 
 
 def _graphs(story: Story) -> Table:

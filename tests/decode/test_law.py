@@ -85,7 +85,9 @@ def spoken(draft: str, most: int = 4, **kwargs: Any) -> Speculation:
     return Speculation(DRAFTS[draft](), most, adapt=False, **kwargs)
 
 
-def counted(law: torch.Tensor, processors: Any, draws: int, make: Callable[[], Any]) -> torch.Tensor:
+def counted(
+    law: torch.Tensor, processors: Any, draws: int, make: Callable[[], Any]
+) -> torch.Tensor:
     counts = torch.zeros([law.shape[-1]] * 3, dtype=torch.float64)
     speculation = make()
     for seed in range(draws):
