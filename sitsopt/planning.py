@@ -27,13 +27,10 @@ from .spec.region import load_regions
 from .spec.rule import Rule, load_rules
 from .spec.target import Target, load_target
 
-# Settings whose part of sitsopt acts outside a single graph, or is not built yet: said plainly under `effective`.
-NOT_YET = {
-    "speculate": "speculative decoding is not built yet: tokens are decoded one by one",
-}
 DECODE = "decode"  # the region rule that a CPU answers with one function
 # What lies outside a graph: `sitsopt.optimize` does it, torch.compile alone cannot.
 OUTSIDE = {
+    "speculate": "proposals lie outside a graph: `sitsopt.optimize` makes and checks them",
     "hooks": "hooks lie outside a graph: `sitsopt.optimize` runs them",
     "kv_cache": "a cache is no part of a graph: `sitsopt.optimize` puts it in, or give the model a QuantizedKVCache",
 }
@@ -121,7 +118,7 @@ def inductor_options(options: Options, mode: str | None) -> dict[str, Any]:
 
 def unbuilt(recipe: Recipe, outside: Collection[str] = ()) -> list[Effective]:
     """What a recipe asks for and this version does not have, and what lies outside a graph unless the caller sees to it."""
-    reasons = {**NOT_YET, **{k: v for k, v in OUTSIDE.items() if k not in outside}}
+    reasons = {k: v for k, v in OUTSIDE.items() if k not in outside}
     return [
         Effective(request.asked, "nothing", reasons[request.section])
         for request in requests(recipe)

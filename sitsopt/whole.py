@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from . import fixed_cache, hooked
+from . import fixed_cache, hooked, speculating
 from .backend import sits
 from .decode import generating
 from .dispatch.dispatcher import Dispatcher
 from .options import Options
 from .planning import make_session
 from .rewrite.record import Effective
-from .session import find_or_make
+from .runtime.hooks.stepdown import Step
+from .session import Session, find_or_make
 
 M = TypeVar("M", bound=nn.Module)
 OPTIONS = {f.name for f in fields(Options)} - {"recipe"}
@@ -31,10 +32,18 @@ def compiled_call(
     """
     parsed = Options.parse(options)
     session = find_or_make(
-        model, parsed, None, lambda: make_session(model, parsed, outside=["kv_cache"])
+        model, parsed, None, lambda: make_session(model, parsed, outside=["kv_cache", "speculate"])
     )
     ordinary = torch.compile(model, backend=sits, dynamic=dynamic, options=dict(options))
+    _speculate(model, session, options)
     return Dispatcher(model, session, ordinary, dynamic)
+
+
+def _speculate(model: nn.Module, session: Session, options: Mapping[str, Any]) -> None:
+    """Leave what proposes tokens in the session, once."""
+    if "speculation" not in session.extra:
+        found = speculating.speculation_of(model, session, options, compiled_call)
+        session.extra["speculation"] = found
 
 
 def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
@@ -58,7 +67,7 @@ def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
     given = {"recipe": recipe, **options}
     parsed = Options.parse(given)
     generates = hasattr(model, "generation_config") and hasattr(model, "generate")
-    outside = ("hooks", *["kv_cache"] * generates)
+    outside = ("hooks", *["kv_cache", "speculate"] * generates)
     session = find_or_make(
         model, parsed, None, lambda: make_session(model, parsed, outside=outside)
     )
@@ -71,6 +80,12 @@ def optimize(model: M, recipe: Any = "auto", **overrides: Any) -> M:
         why = "its shapes do not change from token to token"
         session.record.effective.append(Effective("generate()", kind, why))
     if generates:
-        generating.install(model, session.record)
+        _speculate(model, session, given)
+        speculation = session.extra["speculation"]
+        loop = generating.install(model, session.record, speculation)
+        if speculation is not None:
+            session.extra.setdefault("guard_steps", {})["speculation"] = Step(
+                "speculation", loop.plain
+            )
     hooked.install(model, session)
     return model

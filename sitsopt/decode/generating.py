@@ -58,6 +58,11 @@ class Generating:
 
         return own(model, *args, **kwargs, custom_generate=decode)
 
+    def plain(self, call: Any = None) -> str:
+        """Speculate no more; what the guard says it did."""
+        self.speculation = None
+        return "tokens are decoded one by one"
+
     def told(self, loop: str, why: str) -> None:
         """Note which loop runs."""
         self.record.loop, self.record.loop_why = loop, why
@@ -125,6 +130,8 @@ class Generating:
             why = "several sequences at once are decoded one token at a time"
         elif not can_take_back(cache):
             why = "a layer of the cache cannot take tokens back"
+        elif isinstance(cache, QuantizedKVCache) and any(packs(layer) for layer in cache.layers):
+            why = "the cache would pack tokens before they are certain"
         self.record.speculation = f"not used: {why}" if why else spec.draft.name
         return None if why else spec
 
@@ -166,6 +173,12 @@ def prepared(
         positions=None if positions is None else positions[:, :1],
     )  # fmt: skip
     return runner, new, positions
+
+
+def packs(layer: Any) -> bool:
+    """Whether a layer of a cache keeps old tokens in few bits."""
+    layout = getattr(layer, "layout", None)
+    return layout is not None and bool(layout.old)
 
 
 def argument(model: Any) -> str:
@@ -286,9 +299,10 @@ def stop_of(criteria: Any, batch: int) -> Stop:
     return stopped
 
 
-def install(model: Any, record: Record, speculation: Speculation | None = None) -> None:
+def install(model: Any, record: Record, speculation: Speculation | None = None) -> Generating:
     """Make this loop the one of `model.generate()`, as far as `run` is asked for it."""
-    _LOOPS[model] = Generating(record, speculation)
+    found = _LOOPS[model] = Generating(record, speculation)
+    return found
 
 
 def run(model: Any, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

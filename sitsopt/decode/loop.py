@@ -139,9 +139,9 @@ class Loop:
             return
         spec, begun = self.speculation, time.perf_counter()
         spec.tally.steps += 1
-        # The last token of the answer is never fed; a block must end inside the cache and the answer.
-        room = min(self.ids.shape[1] - self.count, self.target.room - self.target.length) - 1
-        most = min(spec.pace.length(), room)
+        # The last token of the answer is never fed.
+        room = self.ids.shape[1] - self.count - 1
+        most = min(spec.pace.length(), room, self.target.most)
         found = Proposal()
         if most > 0:
             found = spec.draft.propose(self.tokens, self.ids, most, self.picker)

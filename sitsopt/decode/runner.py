@@ -65,14 +65,19 @@ class Runner:
         return logits
 
     def check(self, tokens: Sequence[int], device: torch.device) -> torch.Tensor:
-        """Logits [tokens, vocabulary] after each of a block of tokens, of one row."""
+        """Logits [tokens, vocabulary] after each of a block of tokens, of one row: at most `most` and one before them."""
         count = len(tokens)
-        fitting = (b for b in self.blocks if b >= count and self.length + b <= self.room)
-        rows = next(fitting, count)
+        rows = next(b for b in self.blocks if b >= count)
         block = torch.tensor([[*tokens, *[tokens[-1]] * (rows - count)]], device=device)
         logits = self._run(block, 0)[0, :count]
         self.rewind(rows - count)
         return logits
+
+    @property
+    def most(self) -> int:
+        """Proposals that a block has place for, here and now."""
+        left = self.room - self.length
+        return max((b - 1 for b in self.blocks if b <= left), default=0)
 
     def rewind(self, rows: int) -> None:
         """Take the last rows back: they are overwritten by the next ones."""

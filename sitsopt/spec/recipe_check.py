@@ -95,7 +95,7 @@ def _kv_cache(recipe: Recipe) -> Iterator[SpecError]:
                             hint="remove it, or choose another policy", path=f"kv_cache.{key}")  # fmt: skip
 
 
-DRAFTS = ("prompt-lookup", "layer-skip")
+DRAFTS = ("prompt-lookup", "layer-skip", "int4", "int8")
 
 
 def _speculate(recipe: Recipe) -> Iterator[SpecError]:
@@ -106,7 +106,7 @@ def _speculate(recipe: Recipe) -> Iterator[SpecError]:
     if draft not in DRAFTS and not draft.removeprefix("model:").strip():
         yield SpecError(pos, "no model after `model:`", path=path)
     elif draft not in DRAFTS and (close := did_you_mean(draft, DRAFTS)):
-        yield SpecError(pos, f"`{draft}` is no draft", expected="prompt-lookup, layer-skip or a model",
+        yield SpecError(pos, f"`{draft}` is no draft", expected="prompt-lookup, layer-skip, int4, int8 or a model",
                         hint=f"{close} A model of that name is `model:{draft}`", path=path)  # fmt: skip
     if (
         recipe.speculate.acceptance == "exact"

@@ -99,7 +99,8 @@ class Speculate(Spec):
     """Several tokens proposed at once and checked in one step of the model."""
 
     draft: Text = Field(
-        description="`prompt-lookup`, `layer-skip`, or a model that proposes (`model:NAME`)."
+        description="`prompt-lookup`, `layer-skip`, `int4` or `int8` (the model itself in so many bits), or a model that"
+        " proposes (`model:NAME`)."
     )
     max_tokens: Annotated[int, Field(ge=1, le=256)] = Field(
         default=16, description="Tokens proposed at once, at most."

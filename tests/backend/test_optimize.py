@@ -126,12 +126,21 @@ def test_an_excluded_rule_does_not_fire_and_is_told(model: LlamaForCausalLM) -> 
     )
 
 
-def test_what_is_not_built_is_told_and_strict_refuses(model: LlamaForCausalLM) -> None:
-    sitsopt.optimize(model, "auto,speculate", lowering="eager")
+def test_speculation_is_told_and_strict_refuses_it_to_torch_compile(
+    model: LlamaForCausalLM,
+) -> None:
+    want = model.generate(IDS, **GREEDY)
+    sitsopt.optimize(model, "auto,speculate", lowering="eager", strict=True)
+    assert torch.equal(model.generate(IDS, **GREEDY), want)
     (session,) = sessions_of(model)
-    assert any("speculate" in e.asked and e.got == "nothing" for e in session.record.effective)
-    with pytest.raises(sitsopt.LoweringError, match="speculate"):
-        sitsopt.optimize(model, "auto,speculate", strict=True)
+    assert any("speculate" in e.asked and e.got == "exact" for e in session.record.effective)
+    assert session.record.speculation == "prompt-lookup"
+    torch._dynamo.reset()
+    alone = torch.compile(
+        model, backend="sits", options={"recipe": "auto,speculate", "strict": True}
+    )
+    with pytest.raises(Exception, match="speculate"):
+        alone(IDS, use_cache=False)
 
 
 def test_a_wrong_option_is_named(model: LlamaForCausalLM) -> None:
