@@ -64,7 +64,9 @@ def test_the_first_layers_are_the_models_own() -> None:
         first_layers(build("gpt2"))
 
 
-@pytest.mark.parametrize("policy, used", [("none", True), ("int4", False), ("hotness-aware", False)])
+@pytest.mark.parametrize(
+    "policy, used", [("none", True), ("int4", False), ("hotness-aware", False)]
+)
 def test_packed_caches_are_not_speculated_on(policy: str, used: bool) -> None:
     plain = build("llama")
     run = looped(plain, Speculation(Lookup(), 8, adapt=False))
