@@ -165,11 +165,12 @@ def test_what_is_not_ours_goes_to_transformers(pair: Any, kwargs: dict[str, Any]
 def test_prompts_come_in_few_sizes_and_the_cache_is_kept(pair: Any) -> None:
     run = pair[1]
     caches = [*generating._CACHES.get(run, {}).values()]
+    given = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     for length in (2, 5, 8, 20, 33, 40):
         ids = torch.randint(3, 60, (1, length))
         run.rows.clear()
-        found = run.generate(ids, max_new_tokens=8, do_sample=False)
-        assert torch.equal(found, pair[0].generate(ids, max_new_tokens=8, do_sample=False))
+        found = run.generate(ids, **given)
+        assert torch.equal(found, pair[0].generate(ids, **given))
         assert run.rows == [32] * (1 + length // 32) + [1] * 7
         kept = [*generating._CACHES[run].values()]
         assert not caches or kept == caches
