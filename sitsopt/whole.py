@@ -32,10 +32,9 @@ def compiled_call(
     """
     parsed = Options.parse(options)
     session = find_or_make(
-        model, parsed, None, lambda: make_session(model, parsed, outside=["kv_cache", "speculate"])
+        model, parsed, None, lambda: make_session(model, parsed, outside=["kv_cache"])
     )
     ordinary = torch.compile(model, backend=sits, dynamic=dynamic, options=dict(options))
-    _speculate(model, session, options)
     return Dispatcher(model, session, ordinary, dynamic)
 
 
