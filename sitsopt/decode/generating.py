@@ -150,10 +150,13 @@ def prepared(
     if past and shown == ids.shape[1]:  # the caller repeats what the cache holds
         new = ids[:, past:]
     count = new.shape[1]
+    windows = any(
+        layer.is_sliding for layer in cache.layers
+    )  # these count in Python: sizes would vary
     counted = torch.arange(past, past + count, device=ids.device)
     if positions is not None:
         positions = positions[:, -count:]
-        if mask is None and bool((positions == counted).all()):
+        if mask is None and not windows and bool((positions == counted).all()):
             positions = None  # the model counts so itself
     elif mask is not None:
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -count:]

@@ -139,6 +139,7 @@ root, how, state = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 def note(*_):
     state.write_text(json.dumps([sorted(os.sched_getaffinity(0)), dict(os.environ)]))
 
+signal.signal(signal.SIGINT, signal.default_int_handler)   # who starts the tests may ignore it
 before = [sorted(os.sched_getaffinity(0)), dict(os.environ)]
 if how == "SIGTERM-handled":
     def stop(number, frame):

@@ -23,7 +23,7 @@ import sitsopt
 torch.manual_seed(0)
 torch.set_num_threads(1)
 config = LlamaConfig(
-    vocab_size=8192, hidden_size=256, intermediate_size=8192, num_hidden_layers=2, num_attention_heads=4,
+    vocab_size=8192, hidden_size=256, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=256, bos_token_id=None, eos_token_id=None, pad_token_id=0,
 )
 model = LlamaForCausalLM(config).eval()
@@ -31,7 +31,7 @@ recipe = {"weights": [{"match": "model.layers.*", "scheme": "int8"}], "hooks": {
 sitsopt.optimize(model, recipe, lowering="eager")
 guarded = model._compiled_call_impl
 ids = torch.arange(8 * 4).view(8, 4) * 37 % 8192
-NEW = 60
+NEW = 90
 
 def answer(new=NEW):
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_without_the_guard_it_dies(runs: dict[str, dict[str, object]]) -> None:
 def test_with_the_guard_it_ends(runs: dict[str, dict[str, object]]) -> None:
     one = runs["with"]
     assert one["status"] == 0, one
-    assert [len(row) for row in one["tokens"]] == [60] * 8  # type: ignore[attr-defined]
+    assert [len(row) for row in one["tokens"]] == [90] * 8  # type: ignore[attr-defined]
     assert one["taken"], "the limit was never near"
     assert all(event["cause"] for event in one["events"])  # type: ignore[attr-defined]
 

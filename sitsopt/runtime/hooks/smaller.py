@@ -60,6 +60,8 @@ def _shrink(cache: Any) -> str:
                 raise
             break  # this layer and those behind it stay as they are
         done += 1
+    if not done:
+        return "nothing: not even one layer's packed form finds room"
     after = sum(_bytes(layer) for layer in cache.layers)
     return f"{done} of {len(places)} layers in 4 bits: {before / 1e6:.1f} MB are {after / 1e6:.1f}"
 

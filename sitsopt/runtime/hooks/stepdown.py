@@ -190,13 +190,14 @@ class Guarded:
         why = step.missing(call)
         if not why:
             self.reserve = None
-        done = why or step.take(call)
-        if step.gives is not None and not why:
+        done = f"nothing: {why}" if why else step.take(call)
+        nothing = done.startswith("nothing:")
+        if step.gives is not None and not nothing:
             self.call = step.gives
-        self.events.append(Event(number, step.name, cause, done if not why else f"nothing: {why}"))
-        log.warning("memory, call %d: %s (%s): %s", number, step.name, cause, self.events[-1].done)
+        self.events.append(Event(number, step.name, cause, done))
+        log.warning("memory, call %d: %s (%s): %s", number, step.name, cause, done)
         self.trend.forget()
-        return not why
+        return not nothing
 
     def taken(self) -> dict[int, list[str]]:
         """Steps that were taken, by call: as `forced` of another run takes them."""
