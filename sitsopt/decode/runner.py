@@ -7,10 +7,12 @@ counts back, and the next call overwrites it. No cache is copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from ..runtime.hooks.stepdown import SmallerCalls, divisible
 from .sizes import pieces
 
 
@@ -41,6 +43,7 @@ class Runner:
         self.mask, self.positions = mask, positions
         self.room = room_of(cache)
         self.length = int(cache.get_seq_length())
+        self.most_rows: int | None = None  # of a call, once memory was short
         self._one: torch.Tensor | None = None
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -51,18 +54,31 @@ class Runner:
         return self._run(self._one, 1)[:, -1]
 
     def prefill(self, ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [batch, vocabulary] after `ids` [batch, tokens], in pieces of the sizes that are compiled."""
-        plan, begun = self._plan(ids.shape[1]), 0
-        for tokens, rows in plan:
+        """Logits [batch, vocabulary] after `ids` [batch, tokens], in pieces of the sizes that are compiled; where these
+        find no memory, in smaller ones."""
+        begun = 0
+        while begun < ids.shape[1]:
+            tokens, rows = self._next(ids.shape[1] - begun)
             part = slice(begun, begun + tokens)
-            at = None if positions is None else _padded(positions[:, part], rows)
-            logits = self._run(_padded(ids[:, part], rows), self._last(tokens, rows, ids), at)
-            logits = logits[:, -1] if logits.shape[1] == 1 else logits[:, tokens - 1]
-            self.rewind(rows - tokens)
+            try:
+                with divisible() if rows > 1 else nullcontext():
+                    logits = self._piece(ids[:, part], rows, positions, part)
+            except SmallerCalls:
+                self.most_rows = tokens if tokens < rows else max(1, rows // 4)
+                continue
             begun += tokens
         if positions is not None:
             self.positions = positions[:, -1:] + 1
         return logits
+
+    def _piece(
+        self, ids: torch.Tensor, rows: int, positions: torch.Tensor | None, part: slice
+    ) -> torch.Tensor:
+        tokens = ids.shape[1]
+        at = None if positions is None else _padded(positions[:, part], rows)
+        logits = self._run(_padded(ids, rows), self._last(tokens, rows, ids), at)
+        self.rewind(rows - tokens)
+        return logits[:, -1] if logits.shape[1] == 1 else logits[:, tokens - 1]
 
     def check(self, tokens: Sequence[int], device: torch.device) -> torch.Tensor:
         """Logits [tokens, vocabulary] after each of a block of tokens, of one row: at most `most` and one before them."""
@@ -88,12 +104,13 @@ class Runner:
             if self.positions is not None:
                 self.positions = self.positions - rows
 
-    def _plan(self, count: int) -> list[tuple[int, int]]:
-        plan = pieces(count) if self.padded else [(count, count)]
-        tokens, rows = plan[-1]
-        if self.length + count + rows - tokens > self.room:  # no room to pad: a size of its own
-            plan[-1] = (tokens, tokens)
-        return plan
+    def _next(self, count: int) -> tuple[int, int]:
+        """Of `count` tokens that are left: those of the next call, and its rows."""
+        if self.most_rows is not None:
+            tokens = min(count, self.most_rows)
+            return tokens, tokens
+        tokens, rows = pieces(count)[0] if self.padded else (count, count)
+        return tokens, rows if self.length + rows <= self.room else tokens  # no room to pad
 
     def _last(self, tokens: int, rows: int, ids: torch.Tensor) -> Any:
         """What to keep of a call's logits: the row of the last token."""

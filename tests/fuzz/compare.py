@@ -126,3 +126,16 @@ def fuzz(
             if len(tally.wrong) >= enough:
                 break
     return tally
+
+
+def merged(tallies: Iterable[Tally]) -> Tally:
+    """Several tallies as one."""
+    whole = Tally()
+    for each in tallies:
+        whole.programs += each.programs
+        whole.raised += each.raised
+        whole.rewritten += each.rewritten
+        whole.fallbacks += each.fallbacks
+        whole.fired += each.fired
+        whole.wrong += each.wrong
+    return whole

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +16,11 @@ from sitsopt.rewrite.edit import Edit
 from sitsopt.spec.program import Call, Program
 from sitsopt.spec.rule import Rule
 from tests.cases.harness import shipped
-from tests.fuzz.compare import Tally, differs, fuzz
+from tests.fuzz.compare import Tally, differs, fuzz, merged
 from tests.fuzz.programs import program
 
 CHUNK = 50
+PART = 250
 
 
 def right(tally: Tally) -> None:
@@ -43,14 +46,25 @@ def test_without_rules() -> None:
     assert not any(wrong.values()), wrong
 
 
+def part(first: int) -> Tally:
+    return fuzz(range(first, first + PART), shipped())
+
+
 @pytest.mark.slow
 def test_five_thousand_programs() -> None:
-    """Every rule fires at least twenty times, and half of the programs have a rewrite."""
-    tally = fuzz(range(5_000), shipped())
+    """Every rule fires at least twenty times, and half of the programs have a rewrite.
+
+    A fresh process for each part: torch keeps something of every capture, and ever more slows the next one down.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn, max_tasks_per_child=1) as pool:
+        tally = merged(pool.map(part, range(0, 5_000, PART)))
     print(tally.table(shipped()))
     right(tally)
+    assert tally.programs == 5_000
     assert tally.rewritten > tally.programs / 2
     rules = [r.id for r in shipped() if r.stage != "weights"]  # those wait for a recipe
+    rules.remove("attention/int4_kv")  # needs a cache among its arguments
     rare = {rule: tally.fired[rule] for rule in rules if tally.fired[rule] < 20}
     assert not rare, rare
 

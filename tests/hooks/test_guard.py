@@ -16,9 +16,12 @@ from sitsopt.runtime.hooks.rollback import CannotUndo, snapshot
 from sitsopt.runtime.hooks.smaller import shrink_cache
 from sitsopt.runtime.hooks.stepdown import (
     Call,
+    Done,
     Guarded,
+    SmallerCalls,
     Step,
     absent,
+    divisible,
     is_allocation_failure,
 )
 from sitsopt.spec.recipe import load_recipe
@@ -97,6 +100,49 @@ def test_a_run_can_be_repeated_by_force() -> None:
     assert taken == ["graphs"] and one.taken() == {2: ["graphs"]}
 
 
+def test_rows_are_split_once_the_graphs_are_left() -> None:
+    """As often as it helps, and again by force at the same calls."""
+
+    def room_for(rows: int) -> int:
+        if rows > 4:
+            raise MemoryError(f"{rows} rows")
+        return rows
+
+    def whole(one: Guarded) -> list[int]:
+        sizes, rows, left = [], 16, 16
+        while left:
+            try:
+                with divisible():
+                    left -= one(min(rows, left))
+            except SmallerCalls:
+                rows //= 2
+                continue
+            sizes.append(min(rows, 16))
+        return sizes
+
+    leave = Step("graphs", lambda call: "left", gives=room_for)
+    one = guarded(room_for, [absent("cache", "no smaller form"), leave])
+    assert whole(one) == [4, 4, 4, 4]
+    assert one.taken() == {0: ["graphs", "rows"], 1: ["rows"]}
+    forced = guarded(lambda rows: rows, [absent("cache", "no"), leave])
+    forced.call, forced.forced = (lambda rows: rows), one.taken()
+    assert whole(forced) == [4, 4, 4, 4] and forced.taken() == one.taken()
+    with pytest.raises(MemoryError, match="16 rows"):
+        one(16)  # whoever cannot split it is told
+
+
+def test_parts_of_a_step_are_forced_too() -> None:
+    asked: list[int | None] = []
+    step = Step("cache", lambda call: asked.append(call.most) or Done("two layers", 2))
+    one = guarded(fails(1), [step])
+    one()
+    assert one.taken() == {0: ["cache:2"]}
+    again = guarded(fails(0), [step])
+    again.forced = one.taken()
+    again()
+    assert asked == [None, 2] and again.taken() == one.taken()
+
+
 def test_a_request_that_fails_between_its_calls_begins_anew() -> None:
     """With the same random numbers, and with every step so far from its beginning."""
     taken: list[str] = []
@@ -161,7 +207,9 @@ def test_a_static_cache_goes_to_four_bits(tiny_model: Any) -> None:
         step = shrink_cache(tiny_model._call_impl)
         call = Call((), {"cache": cache})
         assert step.missing(call) == ""
-        assert step.take(call).startswith("2 of 2 layers in 4 bits: ")
+        done = step.take(call)
+        assert isinstance(done, Done) and done.parts == 2
+        assert done.text.startswith("2 of 2 layers in 4 bits: ")
         assert sum(layer.state.nbytes for layer in cache.layers) < before / 3
         assert step.missing(call) == "the cache in use has no smaller form"
         one, other = (

@@ -15,15 +15,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.sample]  # two calls are compiled
 # Everything is compiled once; each run is then a fork with a limit of its own. What grows is real: generate() keeps
 # the logits of every token. Blocks of this size are mapped one by one, so that what is freed is free again.
 CHILD = """
-import json, os, resource
+import json, os, resource, sys
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 import sitsopt
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
+layers, width, NEW = map(int, sys.argv[1:])
 config = LlamaConfig(
-    vocab_size=8192, hidden_size=256, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=4,
+    vocab_size=8192, hidden_size=256, intermediate_size=width, num_hidden_layers=layers, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=256, bos_token_id=None, eos_token_id=None, pad_token_id=0,
 )
 model = LlamaForCausalLM(config).eval()
@@ -31,7 +32,6 @@ recipe = {"weights": [{"match": "model.layers.*", "scheme": "int8"}], "hooks": {
 sitsopt.optimize(model, recipe, lowering="eager")
 guarded = model._compiled_call_impl
 ids = torch.arange(8 * 4).view(8, 4) * 37 % 8192
-NEW = 90
 
 def answer(new=NEW):
     with torch.no_grad():
@@ -86,8 +86,13 @@ print(json.dumps({"without": without, "with": with_guard, "forced": forced, "exa
 """
 
 
-@pytest.fixture(scope="module")
-def runs() -> dict[str, dict[str, object]]:
+# Of many narrow layers the cache is what weighs; of few wide ones already the prompt's rows are too much.
+SHAPES = {"deep": (8, 2048, 90), "wide": (2, 8192, 60)}
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def runs(request: pytest.FixtureRequest) -> dict[str, dict[str, object]]:
+    layers, width, new = SHAPES[request.param]
     env = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -95,10 +100,12 @@ def runs() -> dict[str, dict[str, object]]:
         "MALLOC_ARENA_MAX": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", CHILD], capture_output=True, text=True, env=env, timeout=600
-    )
+        [sys.executable, "-c", CHILD, str(layers), str(width), str(new)],
+        capture_output=True, text=True, env=env, timeout=600,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, dict[str, object]] = json.loads(done.stdout.strip().splitlines()[-1])
+    found["asked"] = {"new": new}
     return found
 
 
@@ -110,7 +117,7 @@ def test_without_the_guard_it_dies(runs: dict[str, dict[str, object]]) -> None:
 def test_with_the_guard_it_ends(runs: dict[str, dict[str, object]]) -> None:
     one = runs["with"]
     assert one["status"] == 0, one
-    assert [len(row) for row in one["tokens"]] == [90] * 8  # type: ignore[attr-defined]
+    assert [len(row) for row in one["tokens"]] == [runs["asked"]["new"]] * 8  # type: ignore[attr-defined]
     assert one["taken"], "the limit was never near"
     assert all(event["cause"] for event in one["events"])  # type: ignore[attr-defined]
 
@@ -120,6 +127,7 @@ def test_its_tokens_are_those_of_the_same_steps_without_a_limit(
 ) -> None:
     assert runs["forced"]["status"] == 0
     assert runs["forced"]["taken"] == runs["with"]["taken"]
+    assert runs["forced"]["calls"] == runs["with"]["calls"]
     assert runs["forced"]["tokens"] == runs["with"]["tokens"]
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .stepdown import Call, Step, is_allocation_failure
+from .stepdown import Call, Done, Step, is_allocation_failure
 
 WORTH = 0.75  # of its bytes: a layer that would stay larger is left
 
@@ -22,8 +22,13 @@ def shrink_cache(eager: Callable[..., Any] | None = None) -> Step:
     def caches(call: Call) -> list[Any]:
         return [v for v in (*call.args, *call.kwargs.values()) if _can(v, eager is not None)]
 
-    def take(call: Call) -> str:
-        return "; ".join(_shrink(cache) for cache in caches(call))
+    def take(call: Call) -> Done:
+        most, texts, parts = call.most, [], 0
+        for cache in caches(call):
+            done = _shrink(cache, None if most is None else most - parts)
+            texts.append(done.text)
+            parts += done.parts or 0
+        return Done("; ".join(texts), parts or None)
 
     def missing(call: Call) -> str:
         return "" if caches(call) else "the cache in use has no smaller form"
@@ -47,12 +52,12 @@ def _static(value: Any) -> list[int]:
     ]
 
 
-def _shrink(cache: Any) -> str:
+def _shrink(cache: Any, most: int | None) -> Done:
     if hasattr(cache, "step_down"):
-        return str(cache.step_down())
+        return Done(str(cache.step_down()))
     places, done = _static(cache), 0
     before = sum(_bytes(layer) for layer in cache.layers)
-    for place in places:
+    for place in places[:most]:
         try:
             cache.layers[place] = _packed(cache.layers[place])
         except Exception as error:
@@ -61,9 +66,10 @@ def _shrink(cache: Any) -> str:
             break  # this layer and those behind it stay as they are
         done += 1
     if not done:
-        return "nothing: not even one layer's packed form finds room"
+        return Done("nothing: not even one layer's packed form finds room")
     after = sum(_bytes(layer) for layer in cache.layers)
-    return f"{done} of {len(places)} layers in 4 bits: {before / 1e6:.1f} MB are {after / 1e6:.1f}"
+    text = f"{done} of {len(places)} layers in 4 bits: {before / 1e6:.1f} MB are {after / 1e6:.1f}"
+    return Done(text, done)
 
 
 def _bytes(layer: Any) -> int:

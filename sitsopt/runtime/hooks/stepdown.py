@@ -6,9 +6,11 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from . import memory
 from .memory import Reading, Thresholds, Trend
@@ -17,6 +19,8 @@ from .rollback import CannotUndo, snapshot
 log = logging.getLogger("sitsopt")
 
 ORDER = ("pools", "cache", "speculation", "graphs", "plain")
+ROWS = "rows"  # no step of a recipe: the caller runs the same rows in smaller calls, as often as that helps
+_DIVISIBLE: ContextVar[bool] = ContextVar("divisible", default=False)
 RESERVE = 4 << 20  # bytes held back, let go first: stepping down needs a little memory itself
 # As torch, its C++ and (wrapping what it compiles) Dynamo say it.
 TEXTS = (
@@ -29,12 +33,36 @@ TEXTS = (
 )
 
 
+class SmallerCalls(MemoryError):
+    """A call ran out of memory, its cache is as before, and whoever made it said that it can be made in parts."""
+
+
+@contextmanager
+def divisible() -> Iterator[None]:
+    """Calls in here are parts of something that their caller can do in smaller ones: SmallerCalls asks for them."""
+    token = _DIVISIBLE.set(True)
+    try:
+        yield
+    finally:
+        _DIVISIBLE.reset(token)
+
+
 @dataclass(frozen=True)
 class Call:
-    """The arguments of the call that is in trouble."""
+    """The arguments of the call that is in trouble. most: how many parts (layers) of it a step may treat, where a step
+    is taken again as it was taken before."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    most: int | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a step did, and to how many parts where it treats these one by one."""
+
+    text: str
+    parts: int | None = None
 
 
 @dataclass
@@ -43,7 +71,7 @@ class Step:
     (now), or is empty; `gives` is a callable for the calls from here on, or None for no change."""
 
     name: str
-    take: Callable[[Call], str]
+    take: Callable[[Call], str | Done]
     missing: Callable[[Call], str] = lambda call: ""
     gives: Callable[..., Any] | None = None
 
@@ -60,6 +88,12 @@ class Event:
     step: str
     cause: str
     done: str
+    parts: int | None = None
+
+    @property
+    def forced(self) -> str:
+        """The step as `Guarded.forced` names it: `cache:3` for three layers of a cache."""
+        return self.step if self.parts is None else f"{self.step}:{self.parts}"
 
 
 def absent(name: str, why: str) -> Step:
@@ -92,8 +126,8 @@ def is_allocation_failure(error: BaseException) -> bool:
 class Guarded:
     """Calls `call`; when memory runs out, or is about to, takes the next step and goes on.
 
-    `forced` maps the number of a call (from 0) to the names of steps to take before it: what a run did can be done
-    again without the lack of memory. Raises what the call raises when no step is left, and for a cache that cannot
+    `forced` maps the number of a call (from 0) to the steps to take before it, as `taken()` names them: what a run did
+    can be done again without the lack of memory. Raises what the call raises when no step is left, and for a cache that cannot
     be set back to before the call.
     """
 
@@ -111,6 +145,7 @@ class Guarded:
         self.events: list[Event] = []
         self.reserve: bytearray | None = bytearray(RESERVE)
         self._next = 0
+        self._left = False  # whether the graphs were: then other sizes of a call cost nothing
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -122,13 +157,15 @@ class Guarded:
             try:
                 return self.call(*args, **kwargs)
             except Exception as error:
-                if not is_allocation_failure(error):
+                if not is_allocation_failure(error) or not self._undone(undo):
                     raise
-                if not self._after_failure(number, call, _cause(error), undo):
+                cause = _cause(error)
+                if not self._step(number, call, cause) and not _DIVISIBLE.get():
                     raise
-            # Outside the handler: its traceback keeps the failed call's tensors alive until here. A step may have
-            # put other layers into a cache.
-            undo = snapshot(args, kwargs)
+            # Outside the handler: its traceback keeps the failed call's tensors alive until here.
+            if _DIVISIBLE.get() and (self._left or self._next >= len(self.steps)):
+                self._smaller(number, cause)
+            undo = snapshot(args, kwargs)  # a step may have put other layers into a cache
 
     def request(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A whole request, such as `generate`, whose calls of the model are guarded. What fails between them, or in a
@@ -144,21 +181,27 @@ class Guarded:
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                if not is_allocation_failure(error):
+                if not is_allocation_failure(error) or not self._undone(undo):
                     raise
-                if not self._after_failure(self.calls, call, _cause(error), undo):
+                if not self._step(self.calls, call, _cause(error)):
                     raise
-            # From the beginning all steps so far are in force.
-            self.events = [replace(e, call=start) if e.call > start else e for e in self.events]
+            # From the beginning all steps so far are in force, but calls are as large as before.
+            kept = [e for e in self.events if e.call < start or e.step != ROWS]
+            self.events = [replace(e, call=min(e.call, start)) for e in kept]
             self.calls = start
             undo = snapshot(args, kwargs)
             torch.set_rng_state(random)
 
     def _before(self, number: int, call: Call) -> None:
-        for name in self.forced.get(number, ()):
-            self._take(
-                next(step for step in self.steps if step.name == name), number, call, "forced"
-            )
+        forced = self.forced.get(number, ())
+        for name in forced:
+            if name != ROWS:
+                of, _, parts = name.partition(":")
+                step = next(step for step in self.steps if step.name == of)
+                most = int(parts) if parts else None
+                self._take(step, number, replace(call, most=most), "forced")
+        if ROWS in forced:
+            self._smaller(number, "forced")
         if (
             not self.forced
             and self._next < len(self.steps)
@@ -166,7 +209,12 @@ class Guarded:
         ):
             self._step(number, call, sign)
 
-    def _after_failure(self, number: int, call: Call, cause: str, undo: Callable[[], None]) -> bool:
+    def _smaller(self, number: int, cause: str) -> NoReturn:
+        self.events.append(Event(number, ROWS, cause, "made again in smaller calls"))
+        raise SmallerCalls(cause)
+
+    def _undone(self, undo: Callable[[], None]) -> bool:
+        """After a failure: whether the caches are as before the call."""
         self.reserve = None
         self.trend.failed(time.monotonic())
         try:
@@ -174,7 +222,7 @@ class Guarded:
         except CannotUndo as error:
             log.error("%s", error)
             return False
-        return self._step(number, call, cause)
+        return True
 
     def _step(self, number: int, call: Call, cause: str) -> bool:
         """Take the next step that gives anything; whether there was one."""
@@ -190,12 +238,13 @@ class Guarded:
         why = step.missing(call)
         if not why:
             self.reserve = None
-        done = f"nothing: {why}" if why else step.take(call)
-        nothing = done.startswith("nothing:")
+        came = f"nothing: {why}" if why else step.take(call)
+        done = came if isinstance(came, Done) else Done(came)
+        nothing = done.text.startswith("nothing:")
         if step.gives is not None and not nothing:
-            self.call = step.gives
-        self.events.append(Event(number, step.name, cause, done))
-        log.warning("memory, call %d: %s (%s): %s", number, step.name, cause, done)
+            self.call, self._left = step.gives, True
+        self.events.append(Event(number, step.name, cause, done.text, done.parts))
+        log.warning("memory, call %d: %s (%s): %s", number, step.name, cause, done.text)
         self.trend.forget()
         return not nothing
 
@@ -204,7 +253,7 @@ class Guarded:
         found: dict[int, list[str]] = {}
         for event in self.events:
             if not event.done.startswith("nothing:"):
-                found.setdefault(event.call, []).append(event.step)
+                found.setdefault(event.call, []).append(event.forced)
         return found
 
     def json(self) -> list[dict[str, Any]]:
