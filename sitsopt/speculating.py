@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from .decode.drafts import Draft, Lookup, OtherModel, OwnLayers
-from .decode.generating import argument, lay_out, takes
+from .decode.fitting import argument, lay_out, takes
 from .decode.loop import Speculation
 from .decode.runner import Runner
 from .decode.sizes import cache_length

@@ -24,16 +24,23 @@ OPTIONS = {f.name for f in fields(Options)} - {"recipe"}
 
 
 def compiled_call(
-    model: nn.Module, options: Mapping[str, Any], dynamic: bool | None = None
+    model: nn.Module,
+    options: Mapping[str, Any],
+    dynamic: bool | None = None,
+    speculates: bool = False,
 ) -> Dispatcher:
-    """The compiled call of `model` under the backend's options, beside the model: nothing in it changes.
+    """The compiled call of `model` under the backend's options, beside the model: nothing in it changes. speculates: the
+    caller's loop uses `session.extra["speculation"]`, what the recipe proposes with; else that is told to be left out.
 
     Raises SpecError at once; at the first call what `optimize` raises there.
     """
     parsed = Options.parse(options)
+    outside = ("kv_cache", *["speculate"] * speculates)
     session = find_or_make(
-        model, parsed, None, lambda: make_session(model, parsed, outside=["kv_cache"])
+        model, parsed, None, lambda: make_session(model, parsed, outside=outside)
     )
+    if speculates:
+        _speculate(model, session, options)
     ordinary = torch.compile(model, backend=sits, dynamic=dynamic, options=dict(options))
     return Dispatcher(model, session, ordinary, dynamic)
 

@@ -86,6 +86,14 @@ def bench(
     starts: Annotated[
         bool, typer.Option(help="Also measure start-up and memory, in fresh processes.")
     ] = True,
+    text: Annotated[
+        str, typer.Option(help="Stress speculation instead: copy, code, open or files, a list.")
+    ] = "",
+    drafts: Annotated[
+        str, typer.Option(help="With --text: prompt-lookup, layer-skip, int4, model:NAME, a list.")
+    ] = "",
+    plot: Annotated[str, typer.Option(help="With --text: also draw it into this .svg file.")] = "",
+    quick: c.Quick = False,
     recipe: c.Recipe = "auto",
     target: c.Target = "auto",
     set_: c.Set = None,
@@ -97,12 +105,18 @@ def bench(
     """Engines side by side in alternated runs: medians, ratios, start-up, memory.
 
     `sitsopt bench smollm2 --against eager,inductor,llama.cpp --context 7000 --json`
+
+    `sitsopt bench smollm2 --recipe auto,speculate --text copy,open --drafts prompt-lookup,int4`
     """
     from sitsopt.cli import bench as verb
 
     if kernels:
         return verb.kernels(as_json)
     given = _given(model, recipe, target, set_, path, dtype, trust_remote_code)
+    if text:
+        return verb.stress(
+            given, texts=text, drafts=drafts, plot=plot, quick=quick, as_json=as_json
+        )
     return verb.bench(
         given, against=against, context=context, new=new, rounds=rounds, starts=starts,
         as_json=as_json,

@@ -53,6 +53,57 @@ def kernels(as_json: bool = False) -> int:
     return 0
 
 
+def stress(
+    given: ModelOptions, *, texts: str, drafts: str = "", plot: str = "", quick: bool = False, as_json: bool = False
+) -> int:  # fmt: skip
+    """Speculation by draft, length, temperature and text. Exit status: 0, or 2 for bad input."""
+    from pathlib import Path
+
+    from sitsopt.measure.errors import InputError
+    from sitsopt.measure.models import load
+    from sitsopt.measure.stress import StressOptions
+    from sitsopt.measure.stress import stress as run
+    from sitsopt.measure.stress_plot import svg
+
+    asked = split(texts), split(drafts)
+    sits = given.sits()
+    options = StressOptions.quick(*asked, sits) if quick else StressOptions(*asked, sits=sits)
+    options.check()
+    if plot and not Path(plot).resolve().parent.is_dir():
+        raise InputError(f"--plot {plot}: there is no such folder")
+    with progress() as say:
+        say("loading the model")
+        loaded = load(given.model, given.dtype, given.trust)
+        result = {"model": loaded.name, "dtype": given.dtype, "recipe": given.recipe} | run(loaded, options, say)  # fmt: skip
+    if plot:
+        Path(plot).write_text(svg(result["speculation"]), encoding="utf-8")
+    if as_json:
+        emit(result)
+        return 0
+    show(_stress_table("proposals of a fixed length", result["speculation"]))
+    show(_stress_table("as in use: a length that adapts", result["adaptive"]))
+    for name, why in result["skipped"].items():
+        print(f"{name}: {why}")
+    return 0
+
+
+def _stress_table(title: str, rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    names = ("text", "draft", "temperature", "length", "proposed", "accepted", "KL", "drafted\nsteps", "ratio")  # fmt: skip
+    for name in names:
+        table.add_column(name)
+    for row in rows:
+        share = row["accepted"] / row["proposed"] if row["proposed"] else None
+        table.add_row(
+            row["text"], row["draft"], f"{row['temperature']:g}", str(row.get("length", "")), str(row["proposed"]),
+            "" if share is None else f"{share:.1%}", _number(row.get("kl"), 3), f"{row['drafted']:.0%}",
+            f"{row['ratio']:.2f}" + ("" if row["same_tokens"] else ", other tokens"),
+        )  # fmt: skip
+    return table
+
+
 def _kernel_table(lines: list[dict[str, Any]]) -> Any:
     """One line a kernel; several peers share a cell."""
     from rich.table import Table

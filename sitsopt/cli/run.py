@@ -76,7 +76,7 @@ def _data(generation: Any, answer: str) -> dict[str, Any]:
     }
 
 
-def _ratios(timings: dict[str, dict[str, float]]) -> dict[str, float]:
+def _ratios(timings: dict[str, dict[str, Any]]) -> dict[str, float]:
     sits = timings["sits"]["decode_tps"]
     return {
         f"sits/{name}": round(sits / row["decode_tps"], 3)
@@ -85,7 +85,7 @@ def _ratios(timings: dict[str, dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _print(generation: Any, timings: dict[str, dict[str, float]]) -> None:
+def _print(generation: Any, timings: dict[str, dict[str, Any]]) -> None:
     import sitsopt
     from sitsopt.measure.run import threads_and_device
     from sitsopt.runtime.kv.account import note

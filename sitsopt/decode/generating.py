@@ -7,7 +7,6 @@ own method, and the record says why.
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,18 +14,19 @@ from typing import Any
 import torch
 
 from ..rewrite.record import Record
-from ..runtime.kv.cache import HOLD, QuantizedKVCache
+from ..runtime.kv.cache import QuantizedKVCache
+from .fitting import FAST, lay_out, runner_of, why_plain, windows
 from .loop import Loop, Speculation, Stop
 from .picker import Picker
-from .runner import Runner, can_take_back, room_of
-from .sizes import block_rows, cache_length
+from .runner import Runner, room_of
+from .sizes import cache_length
 
 # Arguments that choose a way of decoding that is not this loop's, or need what only transformers' loop is given.
 OTHERS = {
     "num_beams": "beam search", "num_beam_groups": "beam search", "constraints": "constrained beam search",
     "penalty_alpha": "contrastive search", "dola_layers": "DoLa decoding", "assistant_model": "assisted decoding",
     "assistant_early_exit": "assisted decoding", "prompt_lookup_num_tokens": "transformers' own prompt lookup",
-    "stop_strings": "stop strings", "token_healing": "token healing", "custom_generate": "a generate of the caller's",
+    "token_healing": "token healing", "custom_generate": "a generate of the caller's",
     "synced_gpus": "several GPUs in step", "prefill_chunk_size": "a prefill in chunks that the caller chose",
 }  # fmt: skip
 PLAIN_INPUTS = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"}  # fmt: skip
@@ -76,7 +76,7 @@ class Generating:
                 model, ids, logits_processor=processors, stopping_criteria=criteria,
                 generation_config=config, streamer=streamer, **rest,
             )  # fmt: skip
-        self.told("fast", "compiled calls of fixed sizes on a static cache")
+        self.told("fast", FAST)
         key = next(k for k in ("cache", "past_key_values") if rest.get(k) is not None)
         lent = _lend(model, rest[key], ids, config)
         try:
@@ -123,15 +123,10 @@ class Generating:
 
     def _speculation(self, ids: torch.Tensor, cache: Any) -> Speculation | None:
         """What speculates in this answer, or None; the record says why not."""
-        spec, why = self.speculation, ""
+        spec = self.speculation
         if spec is None:
             return None
-        if len(ids) > 1:
-            why = "several sequences at once are decoded one token at a time"
-        elif not can_take_back(cache):
-            why = "a layer of the cache cannot take tokens back"
-        elif isinstance(cache, QuantizedKVCache) and any(packs(layer) for layer in cache.layers):
-            why = "the cache would pack tokens before they are certain"
+        why = why_plain(cache, len(ids))
         self.record.speculation = f"not used: {why}" if why else spec.draft.name
         return None if why else spec
 
@@ -150,13 +145,10 @@ def prepared(
     if past and shown == ids.shape[1]:  # the caller repeats what the cache holds
         new = ids[:, past:]
     count = new.shape[1]
-    windows = any(
-        layer.is_sliding for layer in cache.layers
-    )  # these count in Python: sizes would vary
     counted = torch.arange(past, past + count, device=ids.device)
     if positions is not None:
         positions = positions[:, -count:]
-        if mask is None and not windows and bool((positions == counted).all()):
+        if mask is None and not windows(cache) and bool((positions == counted).all()):
             positions = None  # the model counts so itself
     elif mask is not None:
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -count:]
@@ -167,31 +159,9 @@ def prepared(
         mask = whole
     elif positions is not None:
         mask = ids.new_ones(len(ids), room)
-    quantized = isinstance(cache, QuantizedKVCache)
-    back = can_take_back(cache)
-    most = 0 if spec is None else min(spec.most, HOLD - 1 if quantized else spec.most)
-    runner = Runner(
-        model, cache, argument(model), keeps=takes(model, "logits_to_keep"),
-        padded=back and not quantized, blocks=block_rows(most) if most else (), mask=mask,
-        positions=None if positions is None else positions[:, :1],
-    )  # fmt: skip
+    at = None if positions is None else positions[:, :1]
+    runner = runner_of(model, model, cache, spec.most if spec else 0, mask, at)
     return runner, new, positions
-
-
-def packs(layer: Any) -> bool:
-    """Whether a layer of a cache keeps old tokens in few bits."""
-    layout = getattr(layer, "layout", None)
-    return layout is not None and bool(layout.old)
-
-
-def argument(model: Any) -> str:
-    """What a model calls its cache."""
-    return "cache" if takes(model, "cache") else "past_key_values"
-
-
-def takes(model: Any, name: str) -> bool:
-    """Whether a model's forward has such an argument."""
-    return name in inspect.signature(inspect.unwrap(type(model).forward)).parameters
 
 
 def _another_way(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -270,14 +240,6 @@ def _lend(model: Any, cache: Any, ids: torch.Tensor, config: Any) -> Any:
         lay_out(model, found, len(ids))
     found.reset()
     return found
-
-
-def lay_out(model: Any, cache: Any, batch: int) -> None:
-    """Allocate a cache by an uncompiled call: the model knows its own heads."""
-    token = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
-    with torch.no_grad():
-        model.forward(input_ids=token, use_cache=True, **{argument(model): cache})
-    cache.reset()
 
 
 def stop_of(criteria: Any, batch: int) -> Stop:

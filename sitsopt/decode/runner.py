@@ -20,6 +20,7 @@ class Runner:
     """call: the compiled model. cache: laid out, of fixed size. name: what `call` calls its cache. keeps: whether it
     takes `logits_to_keep`. depth: how many of the cache's layers `call` writes, all by default.
 
+    free: how many rows can be taken back behind so many tokens, without a trace; any number by default.
     padded: whether rows can be taken back, so that calls may be padded. mask [batch, room], int64 and positions
     [batch, 1], int64 (of the next token): for rows of which some are hidden, else None.
     """
@@ -36,10 +37,11 @@ class Runner:
         depth: int | None = None,
         mask: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
+        free: Callable[[int], int] | None = None,
     ) -> None:
         self.call, self.cache, self.name, self.keeps = call, cache, name, keeps
         self.padded, self.blocks = padded, tuple(blocks)
-        self.depth = depth
+        self.depth, self._free = depth, free
         self.mask, self.positions = mask, positions
         self.room = room_of(cache)
         self.length = int(cache.get_seq_length())
@@ -93,6 +95,8 @@ class Runner:
     def most(self) -> int:
         """Proposals that a block has place for, here and now."""
         left = self.room - self.length
+        if self._free is not None:
+            left = min(left, self._free(self.length))
         return max((b - 1 for b in self.blocks if b <= left), default=0)
 
     def rewind(self, rows: int) -> None:

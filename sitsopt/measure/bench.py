@@ -60,6 +60,7 @@ class Measured:
     warm: fresh.Start | None = None
     runs: list[Run] = field(default_factory=list)
     recompiles: int = 0
+    told: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self, context: int, new: int) -> dict[str, Any]:
         """The contract's fields, then the rest."""
@@ -75,6 +76,7 @@ class Measured:
             "peak_cold_mb": self.cold.peak_mb if self.cold else None,
             "settings": self.settings,
             "recompiles": self.recompiles,
+            **self.told,
             "prefill_runs": [round(value, 2) for value in prefill],
             "decode_runs": [round(value, 2) for value in decode],
         }
@@ -167,6 +169,9 @@ def _alternate(
             say(f"round {number + 1} of {options.rounds}: {engine.name}")
             with _counting(measured[engine.name]):
                 measured[engine.name].runs.append(engine.run(ids, options.new))
+    for engine in engines:
+        if isinstance(engine, TorchEngine):
+            measured[engine.name].told = engine.told()
 
 
 @contextlib.contextmanager

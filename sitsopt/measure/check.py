@@ -22,6 +22,7 @@ from sitsopt.measure import text, through_cache
 from sitsopt.measure.decode import Decoder, text_config, wanted_cache
 from sitsopt.measure.engines import SitsOptions, compiled
 from sitsopt.measure.errors import InputError
+from sitsopt.measure.looped import Looped
 from sitsopt.measure.models import Loaded
 from sitsopt.spec.recipe_form import KVCache
 
@@ -89,7 +90,7 @@ def check(loaded: Loaded, options: CheckOptions, say: Say = lambda text: None) -
         raise InputError(f"{loaded.name} came without a tokenizer: check reads text")
     call, _ = compiled("sits", loaded, options.sits)
     eager = Decoder(loaded.model, loaded.model, window + options.new)
-    sits = Decoder(loaded.model, call, window + options.new)
+    sits = Looped(loaded.model, call, window + options.new)
     rows = text.windows(loaded.tokenizer, options.tokens, window).to(loaded.device)
     sums = _perplexity(eager, sits, rows, say)
     prompts = text.prompts(loaded.tokenizer, options.prompts, window).to(loaded.device)
@@ -101,6 +102,7 @@ def check(loaded: Loaded, options: CheckOptions, say: Say = lambda text: None) -
         "tokens_equal": not differing,
         "tokens_differ": differing,
         "tokens_max_abs": furthest,
+        **sits.told(),
         "max_abs": sums.max_abs,
         "max_rel": sums.max_abs / sums.scale if sums.scale else sums.max_abs,
         "kl": sums.kl / sums.tokens,
@@ -197,38 +199,46 @@ def _perplexity(eager: Decoder, sits: Decoder, rows: torch.Tensor, say: Say) -> 
 
 
 def _tokens(
-    eager: Decoder, sits: Decoder, prompts: torch.Tensor, new: int, say: Say
-) -> tuple[list[dict[str, int]], float]:
-    """Prompts whose greedy tokens differ, and where first; and how far the logits were apart up to there."""
+    eager: Decoder, sits: Looped, prompts: torch.Tensor, new: int, say: Say
+) -> tuple[list[dict[str, Any]], float]:
+    """Prompts whose greedy tokens differ, where first and by how much the two were apart there; and how far the logits
+    were apart up to there."""
     found, furthest = [], 0.0
     for number, prompt in enumerate(prompts):
         say(f"tokens: prompt {number + 1} of {len(prompts)}")
-        at, gap = _apart(eager, sits, prompt, new)
+        at, gap, steps = apart(eager, sits, prompt, new)
         furthest = max(furthest, gap)
         if at is not None:
-            found.append({"prompt": number + 1, "at": at + 1, "of": new})
+            found.append({"prompt": number + 1, "at": at + 1, "of": new, "steps": steps})
     return found, furthest
 
 
-def _apart(
-    eager: Decoder, sits: Decoder, prompt: torch.Tensor, new: int
-) -> tuple[int | None, float]:
-    """The first of `new` greedy tokens in which two decoders differ, or None, and the largest difference of a logit
-    that both computed from the same tokens."""
+def apart(
+    eager: Decoder, sits: Looped, prompt: torch.Tensor, new: int
+) -> tuple[int | None, float, float]:
+    """The first of `new` greedy tokens in which two decoders differ, or None; the largest difference of a logit that
+    both computed from the same tokens; and how many steps of the model's dtype eager's logit of its own token there is
+    above that of the other one."""
     # All logits, as for perplexity: one prefill graph serves both.
     ids = prompt.view(1, -1).contiguous()
-    a, b = (decoder.prefill(ids, all_logits=True) for decoder in (eager, sits))
-    furthest = 0.0
-    for place in range(new):
-        gap = float((a[:, -1].double() - b[:, -1].double()).abs().max())
+    tokens, logits = sits.answer(ids, new, whole=True)
+    a, furthest = eager.prefill(ids, all_logits=True), 0.0
+    for place, token in enumerate(tokens):
+        gap = float((a[0, -1].double() - logits[place].double()).abs().max())
         furthest = max(furthest, math.inf if math.isnan(gap) else gap)
         eager.pick(a)
-        sits.pick(b)
-        if int(eager.token) != int(sits.token):
-            return place, furthest
+        if int(eager.token) != token:
+            return place, furthest, steps_between(a[0, -1], int(eager.token), token)
         if place + 1 < new:
-            a, b = eager.step(a), sits.step(b)
-    return None, furthest
+            a = eager.step(a)
+    return None, furthest, 0.0
+
+
+def steps_between(logits: torch.Tensor, best: int, other: int) -> float:
+    """How far two of `logits` [vocabulary] are apart, in steps of their dtype at the larger one."""
+    high, low = float(logits[best]), float(logits[other])
+    _, exponent = math.frexp(max(abs(high), abs(low)))
+    return (high - low) / (torch.finfo(logits.dtype).eps * 2.0 ** (exponent - 1))
 
 
 def _deltas(sums: _Sums) -> dict[str, float]:

@@ -15,9 +15,12 @@ from typing import Any
 
 import torch
 
+from sitsopt.dispatch.dispatcher import Dispatcher
 from sitsopt.measure.decode import Decoder, Run, slides
 from sitsopt.measure.errors import InputError
+from sitsopt.measure.looped import Looped
 from sitsopt.measure.models import Loaded
+from sitsopt.spec.recipe_form import KVCache
 from sitsopt.whole import compiled_call
 
 TORCH = ("eager", "inductor", "sits")
@@ -66,6 +69,10 @@ class TorchEngine:
         """Prefill and decode once."""
         return self.decoder.run(ids, new)
 
+    def told(self) -> dict[str, Any]:
+        """Which loop decodes, where there is a choice."""
+        return self.decoder.told() if isinstance(self.decoder, Looped) else {}
+
     def close(self) -> None:
         """Nothing to end: the engine lives in this process."""
 
@@ -75,7 +82,16 @@ def torch_engine(
 ) -> TorchEngine:
     """Prepare `name` on a loaded model; it compiles at its first run."""
     call, settings = compiled(name, loaded, sits or SitsOptions())
-    return TorchEngine(name, Decoder(loaded.model, call, max_len), settings)
+    decoder = decoder_of(loaded, call, max_len)
+    return TorchEngine(name, decoder, settings)
+
+
+def decoder_of(
+    loaded: Loaded, call: Callable[..., Any], max_len: int, kv: KVCache | None = None
+) -> Decoder:
+    """What decodes with a compiled call: the loop of `generate()` for our own, else plainly."""
+    made = Looped if isinstance(call, Dispatcher) else Decoder
+    return made(loaded.model, call, max_len, kv)
 
 
 def compiled(
@@ -92,7 +108,8 @@ def compiled(
         call = torch.compile(model, dynamic=dynamic, options=options)
         return call, _words(options)
     given = sits_options.as_options() | ({"recipe": recipe} if recipe else {})
-    return compiled_call(model, given, dynamic), _shown(given) or "as it comes"
+    call = compiled_call(model, given, dynamic, speculates=True)
+    return call, _shown(given) or "as it comes"
 
 
 def skip_module_guards(guards: Sequence[Any]) -> Sequence[bool]:

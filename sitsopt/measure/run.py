@@ -67,7 +67,7 @@ class Generation:
             if len(tokens) == self.options.new:
                 return
 
-    def timings(self, say: Say) -> dict[str, dict[str, float]]:
+    def timings(self, say: Say) -> dict[str, dict[str, Any]]:
         """Tokens a second of each engine on this prompt: medians of alternated runs."""
         runs: dict[str, list[Any]] = {name: [] for name in self.engines}
         for number in range(self.options.rounds):
@@ -79,6 +79,7 @@ class Generation:
                 "prefill_tps": round(median(self.ids.shape[1] / r.prefill_s for r in done), 2),
                 "decode_tps": round(median(self.options.new / r.decode_s for r in done), 2),
                 "compile_s": round(self.compile_s[name], 2),
+                **self.engines[name].told(),
             }
             for name, done in runs.items()
         }

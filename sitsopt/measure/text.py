@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,6 +92,43 @@ def prompts(tokenizer: Any, count: int = len(PROMPTS), length: int = 512) -> tor
         before = text[number * length : (number + 1) * length]
         rows.append([*before, *encode(tokenizer, f"\n\nQuestion: {prompt}\nAnswer:")][-length:])
     return torch.tensor(rows, dtype=torch.long)
+
+
+KINDS = ("copy", "code", "open")
+OPEN = (
+    "Tell a story about a lighthouse keeper who finds a letter in a bottle, and what she does next."
+)
+
+
+def of_kind(loaded: Any, kind: str, length: int) -> torch.Tensor:
+    """One row of at most `length` token ids that a model goes on from: `copy`, a passage that has begun to say itself
+    again; `code`, the source of a module of Python; `open`, a question with no text to copy from; else the beginning of
+    a file. Raises InputError for a file that is not text, and for a model without a tokenizer."""
+    tokenizer = loaded.tokenizer
+    if tokenizer is None:
+        raise InputError(f"{loaded.name} came without a tokenizer: --text reads text")
+    if kind == "open":
+        return chat(tokenizer, OPEN, loaded.device)[:, -length:].contiguous()
+    if kind == "copy":
+        passage = encode(tokenizer, evaluation_text()[: 8 * length])[: max(1, length * 4 // 9)]
+        return _row((passage * 3)[:length], loaded)
+    if kind == "code":
+        import inspect
+        import textwrap
+
+        return _row(encode(tokenizer, inspect.getsource(textwrap))[:length], loaded)
+    try:
+        found = Path(kind).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{kind}: {error}") from error
+    ids = encode(tokenizer, found[: 16 * length])[:length]
+    if not ids:
+        raise InputError(f"{kind} holds no text")
+    return _row(ids, loaded)
+
+
+def _row(ids: list[int], loaded: Any) -> torch.Tensor:
+    return torch.tensor([ids], dtype=torch.long, device=loaded.device)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

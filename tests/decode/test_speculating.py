@@ -10,7 +10,7 @@ from transformers import StaticCache
 
 from sitsopt import QuantizedKVCache
 from sitsopt.decode.drafts import Draft, Lookup, OtherModel, OwnLayers
-from sitsopt.decode.generating import argument, lay_out
+from sitsopt.decode.fitting import argument, lay_out
 from sitsopt.decode.loop import Speculation
 from sitsopt.decode.runner import Runner
 from sitsopt.speculating import NoDraft, first_layers

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sitsopt.measure import check as module
-from sitsopt.measure.check import CheckOptions, _apart, _Sums, check, failures
+from sitsopt.measure.check import CheckOptions, _Sums, apart, check, failures, steps_between
 from sitsopt.measure.engines import SitsOptions
 from sitsopt.measure.models import Loaded, load
 
@@ -91,11 +91,22 @@ class Scripted:
     def pick(self, logits: torch.Tensor) -> None:
         self.token.copy_(logits[:, -1].argmax(-1, keepdim=True))
 
+    def answer(self, ids: torch.Tensor, new: int, whole: bool) -> tuple[list[int], torch.Tensor]:
+        rows = torch.tensor(self.rows)
+        return rows.argmax(-1).tolist(), rows
+
 
 def test_tokens_are_compared_up_to_the_first_that_differs():
     right = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
     near = [[1.0, 0.25], [0.0, 1.5], [1.0, 0.0]]
-    apart = [[1.0, 0.0], [2.0, 1.0], [9.0, 0.0]]
+    other = [[1.0, 0.0], [2.0, 1.0], [9.0, 0.0]]
     ids = torch.zeros(4, dtype=torch.long)
-    assert _apart(Scripted(right), Scripted(near), ids, 3) == (None, 0.5)
-    assert _apart(Scripted(right), Scripted(apart), ids, 3) == (1, 2.0)
+    assert apart(Scripted(right), Scripted(near), ids, 3) == (None, 0.5, 0.0)
+    at, gap, steps = apart(Scripted(right), Scripted(other), ids, 3)
+    assert (at, gap) == (1, 2.0) and steps == 2**23
+
+
+def test_steps_of_a_dtype():
+    logits = torch.tensor([8.0, 7.9375, -3.0], dtype=torch.bfloat16)
+    assert steps_between(logits, 0, 1) == 1.0  # bf16 has 7 bits behind the point: 1/16 from 8 on
+    assert steps_between(logits.float(), 0, 1) == 2.0**16

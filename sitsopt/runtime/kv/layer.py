@@ -10,10 +10,10 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...graph import ops as _reference_ops  # noqa: F401  registers the sits:: ops
 from ...graph.facts import DTYPE_NAMES
-from ...graph.kv.layout import Layout, Shape
+from ...graph.kv.layout import TILE, Layout, Shape
 from ...graph.kv.ops import mask_of, rate_, update_, weights_of
 from ...graph.kv.rating import open_keys, sampled
-from ...graph.kv.state import Fresh, State, empty
+from ...graph.kv.state import COMMITTED, Fresh, State, empty
 from .watched import Watched, Watcher
 
 
@@ -123,8 +123,21 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[misc]
             return
         length = int(self.cumulative_length)
         new = max(0, length + tokens_to_remove)
-        self.view().crop(length, new)
+        if not self._loose(length, new):
+            self.view().crop(length, new)
         self.cumulative_length.fill_(new)
+
+    def _loose(self, length: int, new: int) -> bool:
+        """Whether the tokens from `new` on lie in the ring alone, and nothing else has been told of them: then they need
+        not be looked at, as the next ones overwrite them."""
+        layout = self.layout
+        if layout.budget:
+            return False
+        if not layout.old:
+            return length <= layout.ring or length - new <= layout.ring - layout.recent
+        assert self.state is not None
+        words = self.state[0, : 8 * (COMMITTED + 1)].view(torch.int64)
+        return int(words[COMMITTED]) * TILE <= new
 
     def reset(self) -> None:
         """Empty, where it lies."""
