@@ -39,7 +39,8 @@ class Decoder:
     ) -> None:
         self.model, self.call, self.max_len = model, call, max_len
         self.device = next(model.parameters()).device
-        self.cache = static_cache(model, max_len, kv or wanted_cache(call))
+        self.kv = kv or wanted_cache(call)
+        self.cache = static_cache(model, max_len, self.kv)
         self.token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         self.extra = {cache_argument(model): self.cache, "use_cache": True}
 

@@ -15,6 +15,7 @@ from sitsopt.decode.picker import Picker
 from sitsopt.decode.runner import Runner
 from sitsopt.decode.sizes import SPARE
 from sitsopt.measure.decode import Decoder, Run, text_config
+from sitsopt.rewrite.record import Record
 from sitsopt.spec.recipe_form import KVCache
 
 Hear = Callable[[torch.Tensor], Any]
@@ -27,11 +28,12 @@ class Looped(Decoder):
     def __init__(
         self, model: nn.Module, call: Any, max_len: int, kv: KVCache | None = None
     ) -> None:
-        spec: Speculation | None = call.session.extra.get("speculation")
+        session = getattr(call, "session", None)  # anything else that runs a model has none
+        spec: Speculation | None = session.extra.get("speculation") if session else None
         limit = getattr(text_config(model), "max_position_embeddings", None) or max_len + SPARE
         room = max_len if spec is None else max(max_len, min(max_len + SPARE, limit))
         super().__init__(model, call, room, kv)
-        self.record = call.session.record
+        self.record: Record = session.record if session else Record()
         self.record.loop, self.record.loop_why = "fast", FAST
         why = why_plain(self.cache, 1)
         if spec is not None:

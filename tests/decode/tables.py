@@ -117,3 +117,24 @@ def p_value(counts: torch.Tensor, law: torch.Tensor) -> float:
     statistic = ((seen - wanted) ** 2 / wanted).sum()
     free = torch.tensor((len(seen) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(free, statistic / 2))
+
+
+def p_of_rows(counts: torch.Tensor, law: torch.Tensor) -> float:
+    """Pearson's test of rows [n, V] that are each a law of their own; in each row rare tokens are one class, or belong to
+    the likeliest one."""
+    statistic, free = torch.tensor(0.0, dtype=torch.float64), 0
+    for seen, chances in zip(counts, law, strict=True):
+        wanted = chances * seen.sum()
+        often = wanted >= 5
+        rest = torch.stack([seen[~often].sum(), wanted[~often].sum()])
+        pairs = torch.stack([seen[often], wanted[often]], 1)
+        if float(rest[1]) >= 5:
+            pairs = torch.cat([pairs, rest[None]])
+        elif len(pairs):
+            pairs[pairs[:, 1].argmax()] += rest
+        if len(pairs) > 1:
+            statistic += ((pairs[:, 0] - pairs[:, 1]) ** 2 / pairs[:, 1]).sum()
+            free += len(pairs) - 1
+    return float(
+        torch.special.gammaincc(torch.tensor(free / 2, dtype=torch.float64), statistic / 2)
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import StaticCache
+from transformers import AutoTokenizer, StaticCache
 from transformers.generation import BaseStreamer, LogitsProcessor, StoppingCriteria
 
 import sitsopt
@@ -117,6 +118,13 @@ def test_criteria_and_processors_of_the_caller(pair: Any) -> None:
 
     found = same(pair, stopping_criteria=[Third()], logits_processor=[Even()])
     assert found.sequences.shape[1] == 10 and found.sequences[0, 9] % 2 == 0
+
+
+def test_stop_strings_end_an_answer(pair: Any, tiny_llama: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    whole = tokenizer.decode(same(pair, max_new_tokens=8).sequences[0, IDS.shape[1] :])
+    given = {"stop_strings": [whole[3:5]], "tokenizer": tokenizer, "max_new_tokens": 8}
+    assert same(pair, **given).sequences.shape[1] < IDS.shape[1] + 8
 
 
 def test_a_streamer_hears_every_token(pair: Any) -> None:

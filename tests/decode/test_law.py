@@ -19,7 +19,15 @@ from sitsopt.decode.drafts import Draft, Lookup, OtherModel, OwnLayers, Proposal
 from sitsopt.decode.loop import Speculation
 from sitsopt.decode.picker import Picker
 from sitsopt.decode.runner import Runner
-from tests.decode.tables import Cache, Table, answer, exact_law, p_value, table
+from tests.decode.tables import (
+    Cache,
+    Table,
+    answer,
+    exact_law,
+    p_of_rows,
+    p_value,
+    table,
+)
 
 LAW, OTHER = table(1), table(2)
 PROMPT = [1, 2, 3, 1, 2]
@@ -180,11 +188,47 @@ def test_the_law_of_three_tokens(draft: str, most: int, warpers: str) -> None:
     chi_squared(draft, most, warpers, 1500)
 
 
+def chain(draft: str, most: int, warpers: str, draws: int) -> tuple[float, int]:
+    """p of long answers, and how many proposals there were. A table's next token depends on the two before it, so each
+    token is a draw from a row that is known: [V, V, V] counts, tested row by row in one sum."""
+    processors = LogitsProcessorList(WARPERS[warpers])
+    size, length = LAW.shape[0], min(draws, 2000)
+    counts = torch.zeros(size, size, size, dtype=torch.float64)
+    speculation = spoken(draft, most)
+    for seed in range(draws // length):
+        torch.manual_seed(seed)
+        picker = Picker(processors, True, True)
+        found, _, _ = answer(LAW, PROMPT, length, picker, speculation, room=length + 64)
+        text = torch.tensor([*PROMPT[-2:], *found])
+        places = (text[:-2] * size + text[1:-1]) * size + text[2:]
+        counts += places.bincount(minlength=size**3).view(size, size, size)
+    rows = LAW.log().view(-1, size)
+    law = processors(torch.zeros(len(rows), 1, dtype=torch.long), rows.clone()).double()
+    law = law.softmax(-1).view(size, size, size)
+    assert bool((law[counts > 0] > 0).all())
+    return p_of_rows(counts.flatten(0, 1), law.flatten(0, 1)), speculation.tally.proposed
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_the_law_of_long_answers(draft: str) -> None:
+    p, proposed = chain(draft, 3, "plain", 2000)
+    assert p > 1e-5 and (proposed > 0) == (draft != "nothing")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("most, warpers", [(1, "warm, top-p"), (3, "plain"), (2, "penalty")])
-def test_the_law_of_three_tokens_in_full(draft: str, most: int, warpers: str) -> None:
-    chi_squared(draft, most, warpers, 60_000)
+@pytest.mark.parametrize("most, warpers", [
+    (1, "plain"), (2, "warm, top-p"), (4, "cold"), (8, "top-k"), (16, "plain"),
+])  # fmt: skip
+def test_the_law_of_long_answers_in_full(draft: str, most: int, warpers: str) -> None:
+    assert chain(draft, most, warpers, 60_000)[0] > 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["lookup", "other, bf16", "own layers"])
+def test_the_law_under_a_penalty_in_full(draft: str) -> None:
+    """What a processor makes of the tokens before it: no chain, so whole answers are counted."""
+    chi_squared(draft, 2, "penalty", 60_000)
 
 
 def test_the_test_of_the_law_sees_a_wrong_law() -> None:
@@ -198,6 +242,13 @@ def test_the_test_of_the_law_sees_a_wrong_law() -> None:
     processors = LogitsProcessorList()
     counts = counted(LAW, processors, 1000, lambda: Biased(Fixed(4), 2, adapt=False))
     assert p_value(counts, exact_law(LAW, PROMPT, 3, processors)) < 1e-5
+    DRAFTS["biased"] = lambda: Fixed(4)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"{__name__}.Speculation", Biased)
+            assert chain("biased", 2, "plain", 2000)[0] < 1e-5
+    finally:
+        del DRAFTS["biased"]
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.3])

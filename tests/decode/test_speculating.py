@@ -10,9 +10,11 @@ from transformers import StaticCache
 
 from sitsopt import QuantizedKVCache
 from sitsopt.decode.drafts import Draft, Lookup, OtherModel, OwnLayers
-from sitsopt.decode.fitting import argument, lay_out
+from sitsopt.decode.fitting import argument, lay_out, rows_before_packing
 from sitsopt.decode.loop import Speculation
 from sitsopt.decode.runner import Runner
+from sitsopt.graph.kv.layout import Layout, Shape
+from sitsopt.graph.kv.state import State, empty
 from sitsopt.speculating import NoDraft, first_layers
 from tests.decode.test_generate import BATCH, IDS, RECORDS, looped, same
 from tests.rules.models import build
@@ -64,20 +66,55 @@ def test_the_first_layers_are_the_models_own() -> None:
         first_layers(build("gpt2"))
 
 
-@pytest.mark.parametrize(
-    "policy, used", [("none", True), ("int4", False), ("hotness-aware", False)]
-)
-def test_packed_caches_are_not_speculated_on(policy: str, used: bool) -> None:
-    plain = build("llama")
-    run = looped(plain, Speculation(Lookup(), 8, adapt=False))
+def long(plain: Any, policy: str, speculation: Speculation | None) -> tuple[Any, Any, Any]:
+    """An answer in the course of which tiles are packed, the cache after it, and the model."""
+    run = looped(plain, speculation)
+    cache = QuantizedKVCache(plain.config, 192, policy, window=16)
+    cache.prepare(run)
     text = torch.cat([IDS, IDS, IDS], 1)
-    states = []
-    for model in (plain, run):
-        cache = QuantizedKVCache(plain.config, 128, policy, window=16)
-        cache.prepare(model)
-        given = {"max_new_tokens": 12, "do_sample": False, argument(model): cache}
-        states.append((model.generate(text, **given), cache.layers[1].state))
-    assert torch.equal(states[0][0], states[1][0])
-    assert (RECORDS[id(run)].speculation == "prompt-lookup") == used
-    if not used:
-        torch.testing.assert_close(states[0][1], states[1][1])
+    given = {"max_new_tokens": 120, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    return run.generate(text, **given, **{argument(run): cache}), cache, run
+
+
+@pytest.mark.parametrize("policy", ["none", "int4", "int8", "recency"])
+@pytest.mark.parametrize("draft", ["lookup", "layer-skip"])
+def test_a_packed_cache_is_the_same_with_proposals(policy: str, draft: str) -> None:
+    """A tile is packed by a plain step alone, so every token in it is certain, and it is packed when it would be."""
+    plain = build("llama")
+    want, without, _ = long(plain, policy, None)
+    speculation = Speculation(drafts(plain)[draft], 8, adapt=False)
+    found, cache, run = long(plain, policy, speculation)
+    assert torch.equal(found, want)
+    assert RECORDS[id(run)].speculation == speculation.draft.name
+    assert speculation.tally.proposed > speculation.tally.accepted  # some were taken back
+    for ours, theirs in zip(cache.layers, without.layers, strict=True):
+        length = int(theirs.cumulative_length)
+        assert int(ours.cumulative_length) == length
+        assert ours.view().committed == theirs.view().committed == (policy != "none") * 2
+        for one, other in zip(ours.view().read(length), theirs.view().read(length), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_that_rates_its_tiles_is_not_speculated_on() -> None:
+    plain = build("llama")
+    want, without, _ = long(plain, "hotness-aware", None)
+    found, cache, run = long(plain, "hotness-aware", Speculation(Lookup(), 8, adapt=False))
+    assert torch.equal(found, want)
+    assert "most attention" in RECORDS[id(run)].speculation
+    assert torch.equal(cache.layers[1].state, without.layers[1].state)
+
+
+@pytest.mark.parametrize("recent", [0, 16, 40])
+def test_rows_before_a_tile_is_packed(recent: int) -> None:
+    """Held against what the cache does: one row more packs, that many do not."""
+    layout = Layout("f32", 400, recent)
+    shape = Shape(layout, 1, 2, 2)
+    for length in range(0, 300, 7):
+        rows = rows_before_packing({layout}, length)
+        for more in (rows, rows + 1):
+            state = State(empty(shape, 1, torch.device("cpu")), shape)
+            if length:
+                state.append(0, torch.ones(1, 1, length, 2), torch.ones(1, 1, length, 2))
+            before = state.committed
+            state.append(length, torch.ones(1, 1, more, 2), torch.ones(1, 1, more, 2))
+            assert (state.committed > before) == (more > rows)
