@@ -30,6 +30,7 @@ class Edit:
 
     match: Match
     made: list[Node] = field(default_factory=list)
+    built: int = 0  # how many of them the rule asks for; the rest keeps strides
     moved: list[tuple[Node, Node, Node]] = field(default_factory=list)  # old, new, reader
     kept: list[tuple[Node, Any, Any]] = field(default_factory=list)  # readers of both, as they were
     died: list[Node] = field(default_factory=list)
@@ -65,7 +66,8 @@ def apply(match: Match, view: GraphView, mode: FakeTensorMode) -> Edit | Refusal
     if refusal is not None:
         _discard(edit, view)
         return refusal
-    _move(match, view, edit, news)
+    edit.built = len(edit.made)
+    move(match, view, edit, news)
     refusal = relay(edit, view, mode)
     if refusal is not None:
         edit.undo(view)
@@ -74,9 +76,7 @@ def apply(match: Match, view: GraphView, mode: FakeTensorMode) -> Edit | Refusal
 
 
 def _build(match: Match, view: GraphView, mode: FakeTensorMode, edit: Edit) -> list[Node]:
-    after = insertion_point(match).next
-    while after.op in ("placeholder", "get_attr"):
-        after = after.next
+    after = behind(insertion_point(match))
     with view.graph.inserting_before(after):
         builder = Builder(view.graph, mode, match.anchor, compose=True)
         edit.made = builder.made
@@ -92,6 +92,14 @@ def _build(match: Match, view: GraphView, mode: FakeTensorMode, edit: Edit) -> l
     for node in edit.made:
         view.add(node)
     return news
+
+
+def behind(node: Node) -> Node:
+    """The node before which an op goes that is to stand behind another: inputs stay in front."""
+    after = node.next
+    while after.op in ("placeholder", "get_attr"):
+        after = after.next
+    return after
 
 
 def run(program: Program, env: dict[str, Any], builder: Builder) -> list[Any]:
@@ -190,7 +198,11 @@ def _overwritten(match: Match, news: list[Any], edit: Edit, view: GraphView) -> 
     return None
 
 
-def _move(match: Match, view: GraphView, edit: Edit, news: list[Any]) -> None:
+def move(
+    match: Match, view: GraphView, edit: Edit, news: list[Any], known: bool = False
+) -> None:
+    """Let the readers of what a match returns read `news`; bury what is no longer read. `known`: the view has noted
+    such readers already."""
     taken = set(match.nodes)
     for old, new in zip(match.returns, news, strict=True):
         if old is None:
@@ -202,7 +214,8 @@ def _move(match: Match, view: GraphView, edit: Edit, news: list[Any]) -> None:
             else:
                 edit.moved.append((old, new, reader))
             reader.replace_input_with(old, new)
-            view.note_moved(reader, new)
+            if not known:
+                view.note_moved(reader, new)
     edit.died = [n for n in match.nodes if n not in view.dead]
     view.dead.update(edit.died)
     _bury_unread(edit, view)

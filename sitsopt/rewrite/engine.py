@@ -19,12 +19,13 @@ from ..graph.opview import canonical
 from ..spec.rule import Rule
 from ..spec.target import Target
 from .bindings import Trace
-from .check import Refusal, refuse
+from .check import Refusal, insertion_point, refuse
 from .edit import Edit, apply
 from .match import Attempt, Match
 from .predict import Forecast, bytes_moved
 from .prefilter import needs, test_of
 from .record import GraphRecord, Miss, Place, Site, Tried
+from .stamp import FAILS, OTHER, Outcome, Stamp, noted, stays_near
 from .view import GraphView
 
 
@@ -37,6 +38,7 @@ class Settings:
     allow: Callable[[str], bool] = lambda site: True  # site key -> may apply
     misses: bool = False
     target: Target | None = None  # to predict times for
+    stamp: bool = True  # do in equal layers what one of them shows
 
 
 @dataclass
@@ -74,6 +76,10 @@ class _Engine:
         self.claims: dict[Node, str] = {}
         self.owners: dict[Node, str] = {}  # replaced nodes to the rule that did
         self.ordinals: Counter[str] = Counter()
+        lanes, view.lanes = view.lanes, None  # edits of others would not be told to them
+        self.lanes = lanes if lanes and settings.stamp and not settings.misses else None
+        self.stamp: Stamp | None = None  # of the match applied last
+        self.denied = False
         self.forecast = Forecast(settings.target)
 
     def run(self, rule: Rule) -> None:
@@ -85,9 +91,17 @@ class _Engine:
             if not present(needs(rule, index)):
                 continue
             fits = test_of(rule, index)
+            known: dict[Any, Outcome] = {}
             for node in [n for k in root_keys(rule, index) for n in self.view.nodes((k,))]:
                 if node in self.view.dead or node in done:
                     continue
+                lane, slot = self.lanes.of.get(node, (0, 0)) if self.lanes else (0, 0)
+                if lane and self.lanes and self.lanes.repeats[lane]:
+                    window = self.lanes.window(lane)
+                    if window and self._repeated(rule, index, node, (slot, *window), known):
+                        done.add(node)
+                    if window:
+                        continue
                 if (self.settings.misses or fits(node)) and self._try(rule, index, node, missed):
                     done.add(node)
         if self.settings.misses:
@@ -96,6 +110,48 @@ class _Engine:
                 if node not in done:
                     self.record.misses.append(_miss(rule, node, trace))
             self._note_taken(rule)
+
+    def _repeated(
+        self, rule: Rule, index: int, node: Node, key: Any, known: dict[Any, Outcome]
+    ) -> bool:
+        """`_try` at a node of a repeated layer: an equal layer before it shows what comes of it."""
+        assert self.lanes is not None
+        lanes, view, lane = self.lanes, self.view, self.lanes.of[node][0]
+        outcome = known.get(key)
+        if outcome is FAILS:
+            return False
+        if isinstance(outcome, Stamp) and self._stamped(outcome, lane):
+            return True
+        if outcome is not None:
+            return self._try(rule, index, node, {})
+        view.seen, view.asked, self.denied = set(), set(), False
+        try:
+            applied = self._try(rule, index, node, {})
+            alike = stays_near(view, lanes, lane) and not self.denied
+        finally:
+            view.seen = view.asked = None
+        shown = (self.stamp or OTHER) if applied else FAILS
+        known[key] = shown if alike else OTHER
+        return applied
+
+    def _stamped(self, stamp: Stamp, lane: int) -> bool:
+        """Apply in another lane what a stamp holds; False where the site is switched off."""
+        assert self.lanes is not None
+        lanes, rule = self.lanes, stamp.match.rule
+        match = stamp.image(lanes, lane)
+        module = stamp.place(match, lanes, lane)
+        if module is None:
+            module = common_module(match.nodes)
+        base = f"{rule.id}@{module}"
+        key = f"{base}#{self.ordinals[base]}"
+        if not self.settings.allow(key):
+            return False
+        self.ordinals[base] += 1
+        site = stamp.note(match, module, key)
+        edit = stamp.apply(match, self.view, lanes, lane)
+        self._keep(key, site, match, edit)
+        lanes.change([lane + off for off in stamp.touched], stamp.event, lane)
+        return True
 
     def _note_taken(self, rule: Rule) -> None:
         """Misses where the rule would fit nodes that rules before it have replaced."""
@@ -161,13 +217,18 @@ class _Engine:
         key = f"{base}#{self.ordinals[base]}"
         if not self.settings.allow(key):
             self.ordinals[base] += 1
+            self.denied = True
             return Refusal(
                 "order", "switched off", "this site is switched off by `only` or `exclude`"
             )
         costs = self.forecast.of(match.nodes)
         edit: Edit | None = None
+        point: Node | None = None
         if rule.replace is not None:
+            point = insertion_point(match)
+            asked, self.view.asked = self.view.asked, None  # from here on each layer asks for itself
             outcome = apply(match, self.view, self.mode)
+            self.view.asked = asked
             if isinstance(outcome, Refusal):
                 return outcome
             edit = outcome
@@ -175,23 +236,28 @@ class _Engine:
         site = self._note(key, match, edit, module, bytes_moved(costs))
         kernels = sum(not is_view(n) for n in _each_call(edit)) if edit else 1
         self.forecast.predict(site, costs, kernels)
+        if self.lanes is not None:
+            self.stamp = noted(match, edit, point, site, self.lanes)
         return None
 
     def _note(
         self, key: str, match: Match, edit: Edit | None, module: str, before: int | None
     ) -> Site:
-        claimed = list(match.nodes) if edit is None else []
-        self.claims.update(dict.fromkeys(claimed, match.rule.id))
-        if edit is not None and self.settings.misses:
-            self.owners.update(dict.fromkeys(match.nodes, match.rule.id))
         after = bytes_moved(self.forecast.of(_each_call(edit))) if edit else boundary(match)
         site = Site(
             match.rule.id, Place(module, source(match.anchor), match.anchor.name), key, match.spelling,
             len(match.nodes), tuple(n.name for n in match.nodes), before, after, binding=_readable(match),
         )  # fmt: skip
+        self._keep(key, site, match, edit)
+        return site
+
+    def _keep(self, key: str, site: Site, match: Match, edit: Edit | None) -> None:
+        claimed = list(match.nodes) if edit is None else []
+        self.claims.update(dict.fromkeys(claimed, match.rule.id))
+        if edit is not None and self.settings.misses:
+            self.owners.update(dict.fromkeys(match.nodes, match.rule.id))
         self.record.sites.append(site)
         self.applied.append(Applied(key, site, match, edit, claimed))
-        return site
 
 
 @lru_cache(maxsize=8192)

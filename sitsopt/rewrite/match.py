@@ -136,6 +136,8 @@ class Attempt(Bindings):
     def _only_way(self, term: Term, actual: Any, label: str) -> tuple[Goal, ...] | None:
         """What is left of a goal that can be met in one way at most, FAILED where it cannot be met; None for a goal
         with alternatives."""
+        if self.view.seen is not None and isinstance(actual, Node):
+            self.view.seen.add(actual)
         if not isinstance(term, Ref):
             return self._list(term, actual, label) if isinstance(term, Seq) else (
                 self._constant(term, actual, label)
@@ -230,6 +232,8 @@ class Attempt(Bindings):
         while isinstance(actual, Node) and allowed and key_of(actual) in allowed:
             passed = (*passed, actual)
             actual = actual.args[0]
+            if self.view.seen is not None and isinstance(actual, Node):
+                self.view.seen.add(actual)
             yield actual, passed
 
     def _source(self, name: str, let: Let, actual: Any) -> Node | None:
@@ -244,6 +248,8 @@ class Attempt(Bindings):
             self.fail("pattern", name, f"output {index} of {let.call.op}", described(actual))
             return None
         node: Node = view.values[0]
+        if self.view.seen is not None:
+            self.view.seen.add(node)
         return node
 
     def _call(self, let: Let, node: Node) -> tuple[Goal, ...]:

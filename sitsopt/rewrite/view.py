@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from ..graph.facts import schema_mutates
 from ..graph.opview import key_of, view_of
+from .lanes import Lanes
 
 if TYPE_CHECKING:
     from .prefilter import Needs
@@ -43,14 +44,20 @@ class GraphView:
         self.by_key: dict[str, dict[Node, None]] = defaultdict(dict)
         self.mutating: list[Node] = []
         self.reads: set[tuple[str, Any]] = set()
+        self.seen: set[Node] | None = None  # while somebody wants to know: nodes looked at
+        self.asked: set[Node] | None = None  # and those whose readers were
+        self.lanes: Lanes | None = Lanes(self.graph, self.params, self.states)
+        again, of = self.lanes.pairs_seen(), self.lanes.of
         for node in self.graph.nodes:
-            self.add(node)
+            self.add(node, again and of.get(node, (-1, 0))[0] in again)
 
-    def add(self, node: Node) -> None:
+    def add(self, node: Node, known: bool = False) -> None:
+        """Index a node; `known`: what it reads is noted already."""
         if node.op != "call_function":
             return
         self.by_key[key_of(node)][node] = None
-        self.note(node)
+        if not known:
+            self.note(node)
         if schema_mutates(node.target):
             self.mutating.append(node)
 
@@ -92,6 +99,8 @@ class GraphView:
 
     def users(self, node: Node) -> list[Node]:
         """Live readers of a value."""
+        if self.asked is not None:
+            self.asked.add(node)
         if not self.dead:
             return list(node.users)
         return [u for u in node.users if u not in self.dead]
