@@ -198,9 +198,7 @@ def _overwritten(match: Match, news: list[Any], edit: Edit, view: GraphView) -> 
     return None
 
 
-def move(
-    match: Match, view: GraphView, edit: Edit, news: list[Any], known: bool = False
-) -> None:
+def move(match: Match, view: GraphView, edit: Edit, news: list[Any], known: bool = False) -> None:
     """Let the readers of what a match returns read `news`; bury what is no longer read. `known`: the view has noted
     such readers already."""
     taken = set(match.nodes)

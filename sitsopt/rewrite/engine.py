@@ -226,7 +226,10 @@ class _Engine:
         point: Node | None = None
         if rule.replace is not None:
             point = insertion_point(match)
-            asked, self.view.asked = self.view.asked, None  # from here on each layer asks for itself
+            asked, self.view.asked = (
+                self.view.asked,
+                None,
+            )  # from here on each layer asks for itself
             outcome = apply(match, self.view, self.mode)
             self.view.asked = asked
             if isinstance(outcome, Refusal):

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -165,15 +166,13 @@ class Lanes:
     def _arrange(self, found: dict[str, Lane]) -> None:
         rows: dict[str, dict[int, Lane]] = defaultdict(dict)
         for path, lane in found.items():
-            row, _, number = path.rpartition(".")
-            rows[row][int(number)] = lane
+            name, _, number = path.rpartition(".")
+            rows[name][int(number)] = lane
         for row in rows.values():
-            before = None
-            for number in sorted(row):
-                if before is None or number != before + 1:
+            for index in sorted(row):
+                if index - 1 not in row:
                     self.lanes.append(Lane(""))
-                self.lanes.append(row[number])
-                before = number
+                self.lanes.append(row[index])
         self.lanes.append(Lane(""))
         for i, lane in enumerate(self.lanes):
             for slot, node in enumerate(lane.slots):
@@ -181,12 +180,10 @@ class Lanes:
 
     def _apart(self, graph: Graph) -> set[int]:
         """Lanes whose ops stand together in the graph, behind those of the lane before, with no other op between."""
-        order = [
-            self.of[n][0] if n in self.of else -1 for n in graph.nodes if n.op == "call_function"
-        ]
-        runs = [order[0], *(b for a, b in zip(order, order[1:], strict=False) if a != b)] if order else []
+        of, ops = self.of, (n for n in graph.nodes if n.op == "call_function")
+        runs = [lane for lane, _ in groupby(of[n][0] if n in of else -1 for n in ops)]
         counts = Counter(runs)
-        follows = {b: a for a, b in zip(runs, runs[1:], strict=False)}
+        follows = {b: a for a, b in pairwise(runs)}
         good = {i for i, lane in enumerate(self.lanes) if lane.path and counts[i] == 1}
         for i in range(1, len(self.lanes)):
             if self.lanes[i - 1].path and self.lanes[i].path and follows.get(i) != i - 1:
@@ -241,7 +238,8 @@ class _Texts:
         if isinstance(value, dict):
             return self.args([x for item in value.items() for x in item], index)
         if value is None or isinstance(
-            value, (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+            value,
+            (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format),
         ):
             return value.__class__, value
         return None

@@ -100,24 +100,17 @@ def noted(
 ) -> Stamp | None:
     """Tell the lanes of an applied match. Its stamp, where it has one. `point` is the node that the replacement stands
     behind."""
-    home = lanes.of.get(match.anchor)
-    lane = home[0] if home else None
-    touched = {lanes.of[n][0] for n in match.nodes if n in lanes.of}
-    if edit is not None:
-        touched.update(lanes.of[n][0] for n in edit.died if n in lanes.of)
-        readers = [reader for _, _, reader in edit.moved] + [r for r, _, _ in edit.kept]
-        touched.update(lanes.of[n][0] for n in readers if n in lanes.of)
-        changed = [n for n, _ in (*edit.values, *edit.targets)]
-        touched.update(lanes.of[n][0] for n in changed if n in lanes.of)
-    if lane is None:
-        lanes.change(touched, lanes.event((match.rule.id, id(match.anchor))), None)
+    if match.anchor not in lanes.of:
+        _outside(match, edit, lanes)
         return None
+    lane = lanes.of[match.anchor][0]
+    readers = [reader for _, _, reader in edit.moved] if edit is not None else []
+    touched = {lanes.of[n][0] for n in (*match.nodes, *readers, *_changed(edit)) if n in lanes.of}
     touched.add(lane)
     made = _specs(edit, lanes, lane) if edit is not None else []
     parts = match.anchor, match.bound, match.nodes, match.returns, match.inputs
     refs = tuple(lanes.ref(part, lane) for part in parts)
-    pairs = {old: new for old, new in edit.pairs} if edit is not None else {}
-    news = [pairs.get(old) for old in match.returns] if edit is not None else None
+    news = None if edit is None else [_new(old, edit) for old in match.returns]
     plain = edit is None or (edit.built == len(edit.made) and not edit.values and not edit.targets)
     event = lanes.event(_text(match, edit, made, lanes, lane) if plain else id(match))
     lanes.change(touched, event, lane)
@@ -127,6 +120,32 @@ def noted(
         event, tuple(sorted(t - lane for t in touched)),
     )  # fmt: skip
     return stamp if plain and _local(stamp) else None
+
+
+def _new(old: Node | None, edit: Edit) -> Node | None:
+    return next((new for before, new in edit.pairs if before is old), None)
+
+
+def _changed(edit: Edit | None) -> list[Node]:
+    """The nodes of before that an edit has changed, beside those of its match and the readers of its results."""
+    if edit is None:
+        return []
+    both = [reader for reader, _, _ in edit.kept]
+    return [*both, *edit.died, *(n for n, _ in (*edit.values, *edit.targets))]
+
+
+def _outside(match: Match, edit: Edit | None, lanes: Lanes) -> None:
+    """Tell the lanes of a match outside of them all. Lanes where no more was done than giving equal readers another
+    node of the outside stay of one kind."""
+    others = {lanes.of[n][0] for n in (*match.nodes, *_changed(edit)) if n in lanes.of}
+    lanes.change(others, -1, None)
+    readers: dict[int, list[Any]] = {}
+    for old, new, reader in edit.moved if edit is not None else ():
+        if reader in lanes.of:
+            lane, slot = lanes.of[reader]
+            readers.setdefault(lane, []).append((slot, lanes.ref(old, lane), lanes.ref(new, lane)))
+    for lane, text in readers.items():
+        lanes.change([lane], lanes.event((match.rule.id, tuple(text))), lane)
 
 
 def _specs(edit: Edit, lanes: Lanes, lane: int) -> list[_Made]:
@@ -183,4 +202,3 @@ def stays_near(view: GraphView, lanes: Lanes, lane: int) -> bool:
     return all(n in of and -1 <= of[n][0] - lane <= 0 for n in asked) and all(
         -1 <= of[n][0] - lane <= 1 for n in seen if n in of
     )
-

@@ -49,7 +49,7 @@ class GraphView:
         self.lanes: Lanes | None = Lanes(self.graph, self.params, self.states)
         again, of = self.lanes.pairs_seen(), self.lanes.of
         for node in self.graph.nodes:
-            self.add(node, again and of.get(node, (-1, 0))[0] in again)
+            self.add(node, of.get(node, (0, 0))[0] in again)
 
     def add(self, node: Node, known: bool = False) -> None:
         """Index a node; `known`: what it reads is noted already."""
