@@ -129,6 +129,7 @@ def load(data: bytes, forward: types.FunctionType, found: Locals) -> Entry:
         raise Stale("the model's code has changed")
     code: Code = replace(parts["code"], code=SerializedCode.to_code_object(parts["code"].code))
     scope = code.scope(forward)
+    code.reserve()
     seen = [_value(name, scope, found) for name in parts["names"]]
     for name, value, meant in zip(parts["names"], seen, parts["meaning"], strict=True):
         if program(value) != meant:

@@ -64,6 +64,17 @@ class Code:
                 raise NotWhole(f"the global {name} is something else here")
         return scope
 
+    def reserve(self) -> None:
+        """Keep Dynamo off the numbered names of byte code from another process, whose numbers it gives out again here:
+        it insists on names of its own."""
+        from torch._dynamo import bytecode_transformation as numbered
+
+        names = [*self.globals, self.builtins_id or ""]
+        used = [int(n.rpartition("_")[2]) for n in names if n.rpartition("_")[2].isdigit()]
+        counter = getattr(numbered, "_unique_id_counter", None)
+        while used and counter is not None and next(counter) < max(used):
+            pass
+
     def __getstate__(self) -> dict[str, Any]:
         """Modules go by name: pickle knows functions and classes only."""
         kept = {

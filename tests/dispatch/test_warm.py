@@ -40,11 +40,12 @@ from sitsopt.whole import compiled_call
 torch.manual_seed(0)
 model = Net().eval()
 call = compiled_call(model, json.loads(sys.argv[2]))
-x, cache, mine = torch.randn(3, 8), torch.zeros(4, 8), torch.zeros(4, 8)
-with torch.no_grad():
-    want, got = model(x, mine), call(x, cache)
-assert torch.allclose(got[0], want[0], atol=1e-5) and torch.equal(cache, mine), "wrong result"
-assert torch.allclose(got[1], want[1], atol=1e-5), "wrong result"
+for rows in map(int, sys.argv[3].split(",")):
+    x, cache, mine = torch.randn(rows, 8), torch.zeros(4, 8), torch.zeros(4, 8)
+    with torch.no_grad():
+        want, got = model(x, mine), call(x, cache)
+    assert torch.allclose(got[0], want[0], atol=1e-5) and torch.equal(cache, mine), "wrong result"
+    assert torch.allclose(got[1], want[1], atol=1e-5), "wrong result"
 record = sitsopt.report(model).record
 graphs = [graph.as_dict() for graph in record.graphs]
 for graph in graphs:
@@ -65,8 +66,8 @@ class Folder:
     def write(self, factor: int) -> None:
         (self.path / "net.py").write_text(f"FACTOR = {factor}\n{MODEL}")
 
-    def command(self, **options: Any) -> list[str]:
-        return [sys.executable, "-c", RUN, str(self.path), json.dumps(options)]
+    def command(self, rows: str = "3", **options: Any) -> list[str]:
+        return [sys.executable, "-c", RUN, str(self.path), json.dumps(options), rows]
 
     @property
     def env(self) -> dict[str, str]:
@@ -99,6 +100,19 @@ def test_the_second_process_starts_from_disk_and_tells_the_same(folder: Folder) 
     assert again["graphs"] == first["graphs"]
     assert again["effective"] == first["effective"]
     assert first["graphs"][0]["sites"]
+
+
+def test_a_call_of_another_size_is_compiled_beside_one_from_disk(folder: Folder) -> None:
+    for entry in folder.entries()[1:]:
+        entry.unlink()
+    both = folder.run(rows="3,5")
+    assert both["from_disk"] == 1 and len(both["graphs"]) == 2
+    (other,) = [
+        e
+        for e in folder.entries()
+        if e.stat().st_mtime == max(f.stat().st_mtime for f in folder.entries())
+    ]
+    other.unlink()
 
 
 def test_a_damaged_entry_is_a_miss(folder: Folder) -> None:
