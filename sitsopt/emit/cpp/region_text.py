@@ -81,6 +81,10 @@ INLINE float tanh_f32(float x) {
     float odd = x * x, small = x - x * odd * (1.0f / 3.0f - odd * (2.0f / 15.0f - odd * (17.0f / 315.0f)));
     return a < 0.1f ? small : copysignf(y, x);
 }
+INLINE float most(float a, float b) { return a > b || a != a ? a : b; }  // NaN, where one of them is
+INLINE float least(float a, float b) { return a < b || a != a ? a : b; }
+template <class A, class B> INLINE int64_t most(A a, B b) { return a > b ? a : b; }
+template <class A, class B> INLINE int64_t least(A a, B b) { return a < b ? a : b; }
 INLINE float square(float x) { return x * x; }
 INLINE float cube(float x) { return x * x * x; }
 INLINE float gelu_tanh(float x) {
@@ -93,6 +97,12 @@ INLINE float up(float x) { return x; }
 INLINE float up(uint16_t x) { return up_bf16(x); }
 INLINE void down(float x, float* to) { *to = x; }
 INLINE void down(float x, uint16_t* to) { *to = down_bf16(x); }
+
+// Rows [0, last) of a matrix become those one further down; channels [begin, end) of them, so that members do not meet.
+template <class T>
+static void shift_rows(T* x, int64_t last, int64_t stride, int64_t begin, int64_t end) {
+    for (int64_t r = 0; r < last; r++) memcpy(x + r * stride + begin, x + (r + 1) * stride + begin, (end - begin) * sizeof(T));
+}
 
 // out[m, n] = x[m, k] w[k, n] + bias, w's rows ldw apart: each member a run of n's, so that it reads whole lines.
 template <class T>

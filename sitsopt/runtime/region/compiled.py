@@ -23,6 +23,8 @@ SIZES: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
+    "sym_max": max,
+    "sym_min": min,
 }
 
 
@@ -76,6 +78,7 @@ class Region:
     def __call__(self, *args: Any) -> Sequence[Any]:
         planned = self.planned
         tensors = [args[i] for i in planned.places]
+        tensors += [torch.tensor(args[i]) for i in planned.numbers]
         results = self.op(tensors + planned.constants, self.handle)
         if self.plain:
             return results  # type: ignore[no-any-return]

@@ -25,13 +25,14 @@ Facts = tuple[str, tuple[int, ...], tuple[int, ...], bool]  # dtype, sizes, stri
 @dataclass
 class Planned:
     """A region as data. pointers: kernel functions in the order the text numbers them; inputs: kernels whose linears
-    take rows of k; places: which arguments are tensors, before `constants`; outputs: what the graph gives: ("result",
+    take rows of k; places: which arguments are tensors, before `numbers`, sizes that its values hang on, and `constants`; outputs: what the graph gives: ("result",
     number), ("argument", number), ("size", tree) or ("const", value)."""
 
     text: str
     pointers: list[tuple[Kernel, str]]
     inputs: list[tuple[Kernel, int, int]]
     places: list[int]
+    numbers: list[int]
     arguments: list[Facts]
     results: list[Facts]
     outputs: list[tuple[str, Any]]
@@ -53,6 +54,7 @@ class _Planner:
         self.main = Function("region_main")
         self.scope = Scope(self.main, self.unit, self.inlined)
         self.places: list[int] = []
+        self.numbers: list[int] = []
         self.arguments: list[Facts] = []
         self.constants: list[torch.Tensor] = []
         self.results: list[Facts] = []
@@ -70,7 +72,7 @@ class _Planner:
             raise Unsupported("nothing in it reads weights or a cache")
         return Planned(
             region_text(SYMBOL, self.unit, self.main), list(self.unit.pointers), sorted(self.unit.inputs, key=repr),
-            self.places, self.arguments, self.results, outputs, self.ops, self.unit.floats, self.constants,
+            self.places, self.numbers, self.arguments, self.results, outputs, self.ops, self.unit.floats, self.constants,
         )  # fmt: skip
 
     def _take_arguments(self, graph: Graph) -> None:
@@ -82,6 +84,10 @@ class _Planner:
                 continue
             self.places.append(number)
             self.scope.env[node] = self._argument(node, _facts(node, node in written))
+        for number, node in enumerate(inputs):
+            if isinstance(self.scope.env[node], Sym) and _counts(node):
+                self.numbers.append(number)
+                self.scope.numbers[number] = self._argument(node, ("i64", (), (), False))
         for node in graph.find_nodes(op="get_attr"):
             held = _attribute(self.gm, str(node.target))
             if isinstance(held, torch.Tensor):
@@ -182,6 +188,11 @@ def _store(scope: Scope, node: Node) -> None:
     found, wanted = scope.env[node], scope.results[node]
     if not isinstance(found, Value) or found.home != wanted.home:
         scope.f.store(scope.get(node), wanted)
+
+
+def _counts(node: Node) -> bool:
+    """Whether a size becomes a tensor's value."""
+    return any(tensor(u) is not None or _counts(u) for u in node.users)
 
 
 def _written(graph: Graph) -> set[Node]:

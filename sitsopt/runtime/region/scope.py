@@ -16,6 +16,7 @@ from ...graph.facts import DTYPE_NAMES, module_path, tensor
 LARGEST_COPY = 65536  # elements that are copied to keep an old value
 CHEAP = 2  # ops that may be repeated for each reader
 LONGEST = 24  # ops in one expression
+OPERATIONS = {"add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "sym_max": "most({}, {})", "sym_min": "least({}, {})"}  # fmt: skip
 
 
 class Unsupported(Exception):
@@ -23,7 +24,8 @@ class Unsupported(Exception):
 
 
 class Sym:
-    """A size that is no constant: `tree` is a placeholder's number, an int, or (op, left, right)."""
+    """A size that is no constant: `tree` is ("arg", number of the placeholder), ("const", int), or
+    (op, left, right)."""
 
     def __init__(self, tree: Any) -> None:
         self.tree = tree
@@ -37,7 +39,7 @@ class Scope:
         self.env: dict[Node, Any] = {}
         self.left: dict[Node, int] = {}
         self.results: dict[Node, Value] = {}  # where a result has to lie
-        self.outer: Scope | None = None
+        self.numbers: dict[int, Value] = {}  # sizes that are arguments, where they lie
 
     # values
 
@@ -60,6 +62,25 @@ class Scope:
         if isinstance(arg, Node):
             self.env[arg] = settled
         return settled
+
+    def number(self, sym: Sym) -> Lazy:
+        """A size as a tensor of one integer."""
+        homes: set[str] = set()
+
+        def text(tree: Any) -> str:
+            kind, *rest = tree
+            if kind == "const":
+                return f"{rest[0]}LL"
+            if kind != "arg":
+                return OPERATIONS[kind].format(*map(text, rest))
+            if rest[0] not in self.numbers:
+                raise Unsupported("a size varies")
+            found = self.numbers[rest[0]]
+            homes.update(found.reads())
+            return found.read(())
+
+        written = text(sym.tree)
+        return Lazy("i64", (), lambda i: written, frozenset(homes), 0)
 
     def rows(self, arg: Any) -> Value:
         """A tensor as a matrix [rows, k] with dense rows."""

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ...emit.cpp.region import Lazy, Operand, Value, number
+from ...emit.cpp.region import Function, Lazy, Operand, Value, broadcast, number
 from ...emit.cpp.region_calls import within
 from ...graph.facts import tensor
 from ...graph.ops import REFERENCES
@@ -31,7 +31,7 @@ SAME = {"alias", "detach", "clone", "contiguous", "lift_fresh_copy", "lift_fresh
 def step(scope: Scope, node: Node) -> Any:
     """Write one node. Raises Unsupported."""
     target: Any = node.target
-    if target in (operator.add, operator.sub, operator.mul):
+    if target in (operator.add, operator.sub, operator.mul, torch.sym_max, torch.sym_min):
         return _size(scope, node)
     space = getattr(target, "namespace", "")
     if space not in ("aten", "sits", "sits_cpp"):
@@ -95,13 +95,14 @@ def _pointwise(scope: Scope, node: Node) -> Lazy:
 
     def operand(arg: Any) -> Any:
         found = scope.get(arg)
+        if isinstance(found, Sym):
+            return scope.number(found)
         spread = (
             isinstance(found, Lazy) and found.cost >= 2 and torch.Size(found.sizes).numel() < count
         )
         return scope.value(arg) if spread else found
 
     args = [operand(a) for a in node.args]
-    _plain(args)
     made = expression(node.target, args, dict(node.kwargs), fake)
     if isinstance(made, str):
         raise Unsupported(f"{made}: not in a region")
@@ -191,8 +192,10 @@ def _arange(scope: Scope, node: Node) -> Lazy:
 
 def _constant(scope: Scope, node: Node) -> Lazy:
     fake, name = _fake(node), node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
-    values = {"zeros": 0, "zeros_like": 0, "ones": 1, "ones_like": 1}
-    value = values[name] if name in values else node.args[0 if name == "scalar_tensor" else 1]
+    values = {"zeros": 0, "ones": 1}
+    kind = name.removeprefix("new_").removesuffix("_like")
+    place = 0 if name == "scalar_tensor" else 2 if name == "new_full" else 1
+    value = values[kind] if kind in values else node.args[place]
     if not isinstance(value, (int, float)):
         raise Unsupported("a fill that varies")
     dtype = dtype_of(node)
@@ -245,15 +248,107 @@ def _layer_norm(scope: Scope, node: Node) -> list[Any]:
     return [Lazy(x.dtype, x.sizes, text, homes, 6), mean, scale]
 
 
+def _index(scope: Scope, node: Node) -> Value:
+    """Elements of a tensor by an index for each dim."""
+    source, f = scope.value(node.args[0]), scope.f
+    given: Any = node.args[1]
+    if len(given) != len(source.sizes) or any(g is None for g in given):
+        raise Unsupported("an index that leaves a dim whole")
+    places = [scope.get(g) for g in given]
+    if any(p.dtype != "i64" for p in places):
+        raise Unsupported("an index of truth values")
+    made = f.own(source.dtype, tuple(_fake(node).shape))
+    f.access(source.reads() | {h for p in places for h in p.reads()})
+    with f.loops(made.sizes) as i:
+        names = []
+        for place, size in zip(places, source.sizes, strict=True):
+            names.append(_wrapped(f, place.read(broadcast(place, i)), size))
+        f.line(f"{made.at(i)} = {source.at(tuple(names))};")
+    return made
+
+
+def _wrapped(f: Function, index: str, size: int) -> str:
+    """A name for an index that may count from the end. All members give up where it is out of range."""
+    f.names += 1
+    name = f"n{f.names}"
+    f.line(f"int64_t {name} = {index};")
+    f.line(f"if ({name} < 0) {name} += {size};")
+    within(f, name, size)
+    return name
+
+
+def _roll(scope: Scope, node: Node) -> Lazy:
+    value, (shifts, dims) = scope.value(node.args[0]), node.args[1:3]
+    if len(shifts) != 1 or len(dims) != 1 or not isinstance(shifts[0], int):  # type: ignore[arg-type, index]
+        raise Unsupported("a roll along several dims")
+    dim, size = dims[0] % len(value.sizes), value.sizes[dims[0]]  # type: ignore[index, operator]
+    shift = -shifts[0] % size  # type: ignore[index, operator]
+
+    def text(i: Any) -> str:
+        at = f"(({i[dim]} + {shift}) % {size})"
+        return value.read((*i[:dim], at, *i[dim + 1 :]))
+
+    return Lazy(value.dtype, value.sizes, text, frozenset(value.reads()), 3)
+
+
+def _index_put(scope: Scope, node: Node) -> Value:
+    """A window that moves on by one: `roll` by -1, a new last row, and the copy back, done in place."""
+    given: Any = node.args
+    rolled, indices, source = given[:3]
+    along = [d for d, index in enumerate(indices) if index is not None]
+    into = rolled.args[0] if rolled.target is aten.roll.default else rolled
+    cache, new = scope.value(into), scope.value(source)
+    rank, f = len(cache.sizes), scope.f
+    moves = rolled.target is aten.roll.default and rolled.args[1] == [-1] and along == [rank - 2]
+    if not moves or [d % rank for d in rolled.args[2]] != along or len(rolled.users) != 1:
+        raise Unsupported("an index_put that is not of a moving window")
+    if len(given) > 3 and given[3]:
+        raise Unsupported("an index_put that adds up")
+    place = scope.value(indices[along[0]])
+    row_sizes = (*cache.sizes[:-2], 1, cache.sizes[-1])
+    if place.count != 1 or torch.broadcast_shapes(new.sizes, row_sizes) != row_sizes:
+        raise Unsupported("a window that moves on by several rows")
+    _ends_here(node, into)
+    scope.before_write(cache.home, node)
+    f.access(place.reads() | new.reads(), {cache.home})
+    rows, width = cache.sizes[-2:]
+    with f.block(""):
+        row = _wrapped(f, place.read(("0",) * len(place.sizes)), rows)
+        f.line(f"int64_t first = {width} * id / team, last = {width} * (id + 1) / team;")
+        with f.loops(cache.sizes[:-2]) as i:
+            start = f"&{cache.at((*i, '0', '0'))}"
+            f.line(f"shift_rows({start}, {rows - 1}, {cache.strides[-2]}, first, last);")
+            with f.block("for (int64_t j = first; j < last; j++)"):
+                f.line(f"{cache.at((*i, row, 'j'))} = {new.at(broadcast(new, (*i, '0', 'j')))};")
+    return cache
+
+
+def _ends_here(node: Node, into: Node) -> None:
+    """Whether the graph ends with what `node` makes of `into` being copied there, and nobody reads what was there."""
+    order = {n: i for i, n in enumerate(node.graph.nodes)}
+    made = [node, *(u for u in node.users if u.target is aten.copy.default and u.args == (into, node))]  # fmt: skip
+    back = [u for u in into.users if u in made or (u.target is aten.copy_.default and u.args[1] in made)]  # fmt: skip
+    late = [u for u in into.users if u not in back and order[u] > order[node]]
+    written = any(u.target is aten.copy_.default for u in back)
+    if into.op != "placeholder" or not written or late:
+        raise Unsupported(
+            f"an {node.target.__name__.split('.')[0]} that does not end where it began"
+        )  # type: ignore[union-attr]
+
+
+def _copied(scope: Scope, node: Node) -> Operand:
+    """The values of the second, as the first has them."""
+    into, new = _fake(node), scope.get(node.args[1])
+    if new.sizes != tuple(into.shape) or new.dtype != dtype_of(node):
+        raise Unsupported("a copy that changes a tensor's form")
+    return new  # type: ignore[no-any-return]
+
+
 def _index_copy(scope: Scope, node: Node) -> Value:
     """In place, where the graph ends with the copy back."""
     given: Any = node.args
     into, dim, index, source = given
-    order = {n: i for i, n in enumerate(node.graph.nodes)}
-    back = [u for u in into.users if u.target is aten.copy_.default and u.args == (into, node)]
-    late = [u for u in into.users if u not in back and order[u] > order[node]]
-    if into.op != "placeholder" or not back or late:
-        raise Unsupported("an index_copy that does not end where it began")
+    _ends_here(node, into)
     cache, f = scope.value(into), scope.f
     scope.before_write(cache.home, node)
     places, new = scope.value(index), scope.value(source)
@@ -290,6 +385,11 @@ _STEPS: dict[str, Step] = {
     "arange": _arange,
     "zeros": _constant, "ones": _constant, "full": _constant, "scalar_tensor": _constant,
     "zeros_like": _constant, "ones_like": _constant, "full_like": _constant,
+    "new_zeros": _constant, "new_ones": _constant, "new_full": _constant,
+    "index": _index,
+    "roll": _roll,
+    "index_put": _index_put,
+    "copy": _copied,
     "mean": _mean, "sum": _mean,
     "native_layer_norm": _layer_norm,
     "index_copy": _index_copy,
