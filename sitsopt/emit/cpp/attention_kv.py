@@ -215,15 +215,29 @@ static void add_up(SitsKv* kv) {
     }
 }
 
-extern "C" int KV_SYMBOL(SitsKv* kv) {
+static void start_step(SitsKv* kv) {
     SitsAttention* a = &kv->a;
     if (kv->committed == 0 && (kv->sinks || kv->rate))
         for (int64_t b = 0; b < a->batch; b++) PART(kv, b, 0, int64_t)[META_START] = first_key(a, b);
     int64_t size = a->batch * a->kv_heads * kv->tiles * a->rows * group_of(a);
     if (kv->rate) memset(kv->part, 0, size * sizeof(float));
-    if (SYMBOL(a)) return 1;
+}
+
+extern "C" int KV_SYMBOL(SitsKv* kv) {
+    start_step(kv);
+    if (SYMBOL(&kv->a)) return 1;
     if (kv->rate) add_up(kv);
     return 0;
+}
+
+// For a caller with a team of its own, as over a plain cache; one member closes always.
+extern "C" void* KV_OPEN(SitsKv* kv, int64_t team) {
+    start_step(kv);
+    return OPEN_SYMBOL(&kv->a, team);
+}
+extern "C" void KV_CLOSE(SitsKv* kv, void* opened) {
+    CLOSE_SYMBOL(&kv->a, opened);
+    if (kv->rate) add_up(kv);
 }
 """
 
@@ -233,7 +247,8 @@ def text(kernel: KvAttention) -> str:
     sizes = (
         f"#define ROUNDED {int(kernel.dtype != 'f32')}\n#define MOST_ROWS 64\n#define BATCH {BATCH}\n#define BITS {kernel.bits}\n#define META_START {META_START}\n"
         "#define AFTER_ROW(a, at, r, base, total) if (((const SitsKv*)a)->rate) note_row(a, at, r, base, total)\n"
-        f"#define KV_SYMBOL {kernel.symbol}\n"
+        f"#define KV_SYMBOL {kernel.symbol}\n#define KV_OPEN {kernel.symbol}_open\n"
+        f"#define KV_CLOSE {kernel.symbol}_close\n"
         "struct Segment;\n"
         "static void note_row(const SitsAttention*, const Segment&, int64_t, float, float);\n"
     )

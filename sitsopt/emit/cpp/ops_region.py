@@ -16,10 +16,17 @@ struct RegionTensor {
         return true;
     }
 };
+struct RegionCache {  // a packed cache that it writes: what must be done before a step
+    int64_t state, length, tokens;  // arguments; new tokens of a step
+    int64_t kv_heads, head_dim, value_dim, numbers[24];  // as in KvSlot
+    at::ScalarType dtype;
+    std::string layout;
+};
 struct Region {
     SitsRegionFn fn;
     int64_t ours, mine, input;  // bytes that members share, of each member, of its inputs of linears
     std::vector<RegionTensor> args, results;
+    std::vector<RegionCache> caches;
 };
 constexpr int MOST_REGIONS = 1024, MOST_MEMBERS = 256;
 std::atomic<Region*> regions[MOST_REGIONS];
@@ -48,6 +55,27 @@ std::vector<RegionTensor> region_tensors(const int64_t*& p) {
     return found;
 }
 
+// Nothing is packed where one of the caches is full.
+void region_caches(const Region& r, at::TensorList args) {
+    for (const RegionCache& c : r.caches) {
+        int64_t had = *args[c.length].const_data_ptr<int64_t>();
+        TORCH_CHECK(had + c.tokens <= c.numbers[23], had, " + ", c.tokens, " tokens are more than this cache's max_seq_len of ",
+                    c.numbers[23], "; it is unchanged");
+    }
+    for (const RegionCache& c : r.caches) {
+        const Tensor& state = args[c.state];
+        int64_t had = *args[c.length].const_data_ptr<int64_t>();
+        int64_t old = *(const int64_t*)((const uint8_t*)state.const_data_ptr() + c.numbers[0]);
+        int64_t now = std::max(old, std::min((had + c.tokens - c.numbers[22]) / 64, c.numbers[17]));
+        if (now <= old) continue;
+        auto none = [&](int64_t dim) {
+            return aten::empty_strided::call({state.size(0), c.kv_heads, 0, dim}, {0, 0, dim, 1}, c.dtype, {}, at::Device(at::kCPU), {});
+        };
+        static auto pack = kv_reference<KvPack>("sits::kv_pack_");
+        pack.call(state, none(c.head_dim), none(c.value_dim), had, now, c.layout);
+    }
+}
+
 std::vector<Tensor> region(at::TensorList args, int64_t handle) {
     const Region* r = handle >= 0 && handle < MOST_REGIONS ? regions[handle].load(std::memory_order_acquire) : nullptr;
     TORCH_CHECK(r && args.size() == r->args.size(), "sits_cpp::region: no such region");
@@ -58,6 +86,7 @@ std::vector<Tensor> region(at::TensorList args, int64_t handle) {
                     at::IntArrayRef(r->args[i].sizes), " with strides ", at::IntArrayRef(r->args[i].strides));
         pointers.push_back(const_cast<void*>(args[i].const_data_ptr()));
     }
+    region_caches(*r, args);
     std::vector<Tensor> results;
     results.reserve(r->results.size());
     for (const RegionTensor& t : r->results) {
@@ -78,7 +107,7 @@ std::vector<Tensor> region(at::TensorList args, int64_t handle) {
 
 // facts: arguments, then results: how many, and for each dtype, whether it is written, dims, sizes, strides. -1: full.
 extern "C" int64_t sits_add_region(void* fn, int64_t ours, int64_t mine, int64_t input, const int64_t* facts) {
-    Region* made = new Region{(SitsRegionFn)fn, ours, mine, input, {}, {}};
+    Region* made = new Region{(SitsRegionFn)fn, ours, mine, input, {}, {}, {}};
     made->args = region_tensors(facts);
     made->results = region_tensors(facts);
     for (int64_t i = 0; i < MOST_REGIONS; i++) {
@@ -87,6 +116,13 @@ extern "C" int64_t sits_add_region(void* fn, int64_t ours, int64_t mine, int64_t
     }
     delete made;
     return -1;
+}
+
+// facts: state, length, tokens, kv_heads, head_dim, value_dim, a dtype, 24 numbers as in KvSlot. Before the first call.
+extern "C" void sits_region_cache(int64_t handle, const int64_t* facts, const char* layout) {
+    RegionCache made{facts[0], facts[1], facts[2], facts[3], facts[4], facts[5], {}, (at::ScalarType)facts[6], layout};
+    std::copy(facts + 7, facts + 31, made.numbers);
+    regions[handle].load()->caches.push_back(made);
 }
 
 extern "C" void sits_drop_region(int64_t handle) { delete regions[handle].exchange(nullptr); }

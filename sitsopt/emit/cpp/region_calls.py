@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..kernel import Attention, Kernel, Linear, Packed
-from .region import ARGUMENTS, C_TYPES, Function, Value
+from ..kernel import Attention, Kernel, KvAttention, Linear, Packed
+from .region import ARGUMENTS, BYTES, C_TYPES, Function, Value
 
 FLOAT_MASKS = {"f32": 2, "bf16": 3}
 MASKS = {"bool": 1, **FLOAT_MASKS}
@@ -109,10 +109,101 @@ def attention(
             f.line(f"((AttentionClose){unit.pointer(kernel, 'close')})(&{name}, c->opened);")
 
 
+@dataclass(frozen=True)
+class Cache:
+    """A packed cache. state [batch, bytes of a row], u8; length: an i64 of no dims; at: where the parts of a row start, in
+    the order of `attention_kv.PARTS`; then how many tokens or tiles, as in `SitsKv`."""
+
+    state: Value
+    length: Value
+    at: Sequence[int]
+    ring: int
+    old: int
+    pool: int
+    sinks: int
+    tiles: int
+    rate: int
+
+
+def kv_attention(
+    f: Function,
+    unit: Unit,
+    kernel: KvAttention,
+    operands: tuple[Value, Value, Value, Value, Value | None],
+    cache: Cache,
+    out: Value,
+    numbers: dict[str, float | int],
+) -> None:
+    """Store k, v [B, Hk, T, D] behind the tokens of a packed cache, and attend q [B, Hq, T, D]; operands: q, k, v, a mask
+    [.., S], sinks as f32 or None. There is room, and what gets old was packed before."""
+    q, k, v, mask, sinks = operands
+    f.names += 1
+    name = f"s{f.names}"
+    f.line(f"SitsKv {name} = {{}};")
+    fields = _fields(q, None, None, mask, sinks, out, numbers)
+    fields.update(kv_heads=k.sizes[1], keys=mask.sizes[-1])
+    for key, value in fields.items():
+        f.line(f"{name}.a.{key} = {value};")
+    for key in ("ring", "old", "pool", "sinks", "tiles", "rate"):
+        f.line(f"{name}.{key} = {getattr(cache, key)};")
+    f.line(f"{name}.state = {cache.state.pointer()}, {name}.row_bytes = {cache.state.strides[0]};")
+    for i, at in enumerate(cache.at):
+        f.line(f"{name}.at[{i}] = {at};")
+    if cache.rate:
+        _rate_room(f, name, q, k, cache.tiles)
+    homes = {cache.state.home, cache.length.home}
+    given = {h for o in (q, k, v, mask, sinks) if o is not None for h in o.reads()}
+    f.access(given, {*homes, "opened"})
+    with f.block("if (id == 0)"):
+        for part, new in ((1, k), (2, v)):
+            _ring_store(f, new, cache, cache.at[part])
+        f.line(f"{cache.length.at(())} += {k.sizes[2]};")
+        _counts(f, name, cache)
+        f.line(f"c->opened = ((KvOpen){unit.pointer(kernel, 'open')})(&{name}, team);")
+    f.access(given | homes | {"opened"}, {out.home})
+    f.line("if (!c->opened) return 1;")
+    _counts(f, name, cache)
+    f.line(f"((AttentionPart){unit.pointer(kernel, 'all_part')})(&{name}.a, c->opened, id, team);")
+    f.barrier()
+    f.access({"opened"}, {out.home})
+    f.line(f"((AttentionPart){unit.pointer(kernel, 'all_join')})(&{name}.a, c->opened, id, team);")
+    f.barrier()
+    f.access({"opened"}, {cache.state.home, out.home})
+    with f.block("if (id == 0)"):
+        f.line(f"((KvClose){unit.pointer(kernel, 'close')})(&{name}, c->opened);")
+
+
+def _counts(f: Function, name: str, cache: Cache) -> None:
+    f.line(f"{name}.total = {cache.length.at(())};")
+    f.line(f"{name}.committed = *(int64_t*)({cache.state.pointer()} + {cache.at[0]});")
+
+
+def _ring_store(f: Function, new: Value, cache: Cache, at: int) -> None:
+    size = BYTES[new.dtype]
+    sizes = ", ".join(str(n) for n in new.sizes[:3])
+    strides = ", ".join(str(n * size) for n in new.strides[:3])
+    with f.block(""):
+        f.line(f"int64_t sizes[] = {{{sizes}}}, strides[] = {{{strides}}};")
+        f.line(
+            f"ring_store((const char*)({new.pointer()}), sizes, strides, {new.sizes[3] * size}, "
+            f"(char*)({cache.state.pointer()}) + {at}, {cache.state.strides[0]}, {cache.ring}, {cache.length.at(())});"
+        )
+
+
+def _rate_room(f: Function, name: str, q: Value, k: Value, tiles: int) -> None:
+    """Where a step notes what each tile got: [pairs][tiles][rows] twice, [pairs][rows] twice."""
+    pairs = q.sizes[0] * k.sizes[1]
+    rows = q.sizes[2] * (q.sizes[1] // k.sizes[1])
+    room = f.common("f32", (2 * pairs * (tiles + 1) * rows,)).base
+    f.line(f"{name}.peak = {room}, {name}.part = {room} + {pairs * tiles * rows};")
+    f.line(f"{name}.base = {room} + {2 * pairs * tiles * rows};")
+    f.line(f"{name}.sum = {name}.base + {pairs * rows};")
+
+
 def _fields(
     q: Value,
-    k: Value,
-    v: Value,
+    k: Value | None,
+    v: Value | None,
     mask: Value | None,
     sinks: Value | None,
     out: Value,
@@ -120,10 +211,14 @@ def _fields(
 ) -> dict[str, str | int | float]:
     found: dict[str, str | int | float] = {}
     for name, value in (("q", q), ("k", k), ("v", v), ("out", out)):
+        if value is None:
+            continue
         found[name] = value.pointer()
         found.update({f"{name}_stride[{d}]": value.strides[d] for d in range(3)})
     batch, heads, rows, _ = q.sizes
-    found.update(batch=batch, heads=heads, rows=rows, kv_heads=k.sizes[1], keys=k.sizes[2])
+    found.update(batch=batch, heads=heads, rows=rows)
+    if k is not None:
+        found.update(kv_heads=k.sizes[1], keys=k.sizes[2])
     found.update(scale=f"{float(numbers['scale'])!r}f", softcap=f"{float(numbers['softcap'])!r}f")
     found.update(causal=int(numbers["causal"]), safe=int(numbers["safe"]), threads="(int32_t)team")
     if sinks is not None:
@@ -155,4 +250,4 @@ def within(f: Function, index: str, size: int) -> None:
     f.line(f"if ((uint64_t)({index}) >= {size}) return 2;")
 
 
-__all__ = ["ARGUMENTS", "Product", "Unit", "attention", "call", "columns", "linear", "within"]
+__all__ = ["ARGUMENTS", "Cache", "Product", "Unit", "attention", "call", "columns", "kv_attention", "linear", "within"]

@@ -104,6 +104,17 @@ static void shift_rows(T* x, int64_t last, int64_t stride, int64_t begin, int64_
     for (int64_t r = 0; r < last; r++) memcpy(x + r * stride + begin, x + (r + 1) * stride + begin, (end - begin) * sizeof(T));
 }
 
+// New rows x [B, H, T] of `bytes` each, strides in bytes, go to a ring of rows in every sequence's state: token t to
+// place (had + t) mod ring.
+static void ring_store(const char* x, const int64_t* sizes, const int64_t* strides, int64_t bytes, char* state,
+                       int64_t row_bytes, int64_t ring, int64_t had) {
+    for (int64_t b = 0; b < sizes[0]; b++)
+        for (int64_t h = 0; h < sizes[1]; h++)
+            for (int64_t t = 0; t < sizes[2]; t++)
+                memcpy(state + b * row_bytes + (h * ring + (had + t) % ring) * bytes,
+                       x + b * strides[0] + h * strides[1] + t * strides[2], bytes);
+}
+
 // out[m, n] = x[m, k] w[k, n] + bias, w's rows ldw apart: each member a run of n's, so that it reads whole lines.
 template <class T>
 static void column_part(const T* x, int64_t m, int64_t k, int64_t ldx, const T* w, int64_t ldw, const T* bias, T* out,

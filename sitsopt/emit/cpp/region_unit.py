@@ -12,6 +12,8 @@ typedef void (*LinearPart)(const SitsLinear*, float*, int64_t, int64_t);
 typedef void* (*AttentionOpen)(SitsAttention*, int64_t);
 typedef void (*AttentionPart)(const SitsAttention*, const void*, int64_t, int64_t);
 typedef void (*AttentionClose)(const SitsAttention*, void*);
+typedef void* (*KvOpen)(SitsKv*, int64_t);
+typedef void (*KvClose)(SitsKv*, void*);
 static void* kernels[MOST_KERNELS];  // set once, before the first call
 #define BARRIER meet(c, team);
 """
@@ -56,7 +58,7 @@ def region_text(name: str, unit: Unit, main: Function) -> str:
     }
     lines = [f"#define {key} {value}" for key, value in head.items()]
     bodies = [f.body() for f in (*unit.functions, main)]
-    parts = [*lines, REGION_TEXT, abi.ATTENTION, abi.LINEAR, _TYPES, *bodies, _ENTRY]
+    parts = [*lines, REGION_TEXT, abi.ATTENTION, abi.KV, abi.LINEAR, _TYPES, *bodies, _ENTRY]
     return "\n".join(parts)
 
 

@@ -116,6 +116,7 @@ def _load_ops() -> ctypes.CDLL:
     ]  # fmt: skip
     library.sits_add_region.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
     library.sits_add_region.restype = ctypes.c_int64
+    library.sits_region_cache.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p]
     library.sits_drop_region.argtypes = [ctypes.c_int64]
     library.sits_set_most_rows.argtypes = [ctypes.c_int, ctypes.c_int64]
     for dtype, index in _DTYPE_INDEX.items():
@@ -168,7 +169,8 @@ def _connect(library: ctypes.CDLL, wanted: Kernel, made: ctypes.CDLL) -> None:
             raise BuildError("too many attention kernels in one process")
     elif isinstance(wanted, KvAttention):
         sizes = (wanted.kv_heads, wanted.head_dim, wanted.value_dim, wanted.layout.encode())
-        if library.sits_set_kv(dtype, *sizes, _kv_numbers(wanted), main):
+        numbers = kv_numbers(wanted)
+        if library.sits_set_kv(dtype, *sizes, (ctypes.c_int64 * len(numbers))(*numbers), main):
             raise BuildError("too many kinds of quantized caches in one process")
     elif isinstance(wanted, Packed):
         args = (dtype, wanted.scheme.encode(), wanted.group, wanted.low, bool(wanted.inputs))
@@ -178,14 +180,14 @@ def _connect(library: ctypes.CDLL, wanted: Kernel, made: ctypes.CDLL) -> None:
         library.sits_set_linear(dtype, main, _address(made, f"{wanted.symbol}_gated"))
 
 
-def _kv_numbers(wanted: KvAttention) -> Any:
+def kv_numbers(wanted: KvAttention) -> list[int]:
     """Where the parts of a cache lie and how large it is, in the order of the ops' text."""
     layout = Layout.parse(wanted.layout)
     parts = spans(Shape(layout, wanted.kv_heads, wanted.head_dim, wanted.value_dim))
     numbers = [parts[name].start if name in parts else 0 for name in PARTS]
     numbers += [layout.ring, layout.old, layout.pool(wanted.kv_heads), layout.sinks, layout.tiles]
     numbers += [int(layout.budget > 0 and layout.old > 0), layout.recent, layout.max_len]
-    return (ctypes.c_int64 * len(numbers))(*numbers)
+    return numbers
 
 
 def describe(op: str, dtype: torch.dtype, **facts: Any) -> Kernel:

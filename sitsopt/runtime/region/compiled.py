@@ -63,6 +63,12 @@ class Region:
         )
         if handle < 0:
             raise BuildError("too many regions in one process")
+        for kernel, state, length, tokens in self.planned.caches:
+            dtype = SCALAR_TYPES[kernel.dtype]
+            sizes = (kernel.kv_heads, kernel.head_dim, kernel.value_dim)
+            numbers = [state, length, tokens, *sizes, dtype, *load.kv_numbers(kernel)]
+            table = (ctypes.c_int64 * len(numbers))(*numbers)
+            ops.sits_region_cache(handle, table, kernel.layout.encode())
         weakref.finalize(self, ops.sits_drop_region, handle)
         return handle
 

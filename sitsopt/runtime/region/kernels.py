@@ -11,8 +11,10 @@ from torch.fx import Node
 from ...emit.cpp import region_calls as calls
 from ...emit.cpp.region import Value
 from ...emit.kernel import Attention, Linear, Packed
+from ...graph.kv.layout import Layout
+from ...graph.kv.ops import FEW
 from ..kernels import LINEAR_ROWS
-from ..kernels.load import describe
+from ..kernels.load import describe, kv_numbers
 from ..kernels.load import dtype_of as torch_dtype
 from .pointwise import expression
 from .scope import Scope, Unsupported, viewed
@@ -143,10 +145,40 @@ def _attention(scope: Scope, node: Node) -> Value:
     return out
 
 
+def _kv_attention(scope: Scope, node: Node) -> Value:
+    q, k, v = (scope.inner_dense(a) for a in node.args[:3])
+    state, length = (scope.value(a) for a in node.args[3:5])
+    mask, layout, scale, *rest = (scope.get(a) for a in node.args[5:])
+    causal, softcap, sinks, safe = (*rest, *(False, 0.0, None, True)[len(rest) :])
+    facts = {"head_dim": k.sizes[3], "value_dim": v.sizes[3], "kv_heads": k.sizes[1], "layout": layout}
+    tokens, kept = k.sizes[2], Layout.parse(layout)
+    if mask is None or causal or tokens > min(FEW, kept.recent) or q.sizes[2] != tokens:
+        raise Unsupported(f"{tokens} tokens at once for a packed cache")
+    if not q.dtype == k.dtype == v.dtype == kept.kept or q.sizes[3] != v.sizes[3]:
+        raise Unsupported("queries, keys and values differ from what the cache keeps")
+    if any(a.op != "placeholder" for a in node.args[3:5]):  # type: ignore[union-attr]
+        raise Unsupported("a packed cache that is no argument")
+    mask = scope.value(node.args[5])
+    if mask.dtype not in calls.MASKS or (sinks is not None and sinks.dtype != "f32"):
+        raise Unsupported(f"a mask of {mask.dtype}")
+    kernel: Any = describe("kv_attention", torch_dtype(q.dtype), **facts)
+    numbers = kv_numbers(kernel)
+    cache = calls.Cache(state, length, numbers[:16], *numbers[16:22])
+    for part in (state, length):
+        scope.before_write(part.home, node)
+    scope.caches.append((kernel, state, length, tokens))
+    batch, heads, rows, _ = q.sizes
+    out: Value = viewed(scope.f.common(q.dtype, (batch, rows, heads, v.sizes[3])), lambda t: t.transpose(1, 2))  # fmt: skip
+    how: Any = {"scale": scale, "softcap": softcap, "causal": False, "safe": safe}
+    calls.kv_attention(scope.f, scope.unit, kernel, (q, k, v, mask, sinks), cache, out, how)
+    return out
+
+
 KERNEL_STEPS: dict[str, Callable[[Scope, Node], Any]] = {
     "linears": _linears,
     "linear": _linear,
     "linear_act": _linear_act,
     "packed_linears": _packed,
     "attention": _attention,
+    "kv_attention_": _kv_attention,
 }

@@ -12,9 +12,9 @@ from torch.fx import Graph, GraphModule, Node
 from ...emit.cpp.region import Function, Value, contiguous
 from ...emit.cpp.region_calls import Unit, call
 from ...emit.cpp.region_unit import region_text
-from ...emit.kernel import Kernel
+from ...emit.kernel import Kernel, KvAttention
 from ...graph.facts import DTYPE_NAMES, tensor
-from .scope import LARGEST_COPY, Scope, Sym, Unsupported
+from .scope import LARGEST_COPY, Scope, Sym, Unsupported, writes_cache
 from .steps import step
 
 SYMBOL = "sits_region"
@@ -26,7 +26,8 @@ Facts = tuple[str, tuple[int, ...], tuple[int, ...], bool]  # dtype, sizes, stri
 class Planned:
     """A region as data. pointers: kernel functions in the order the text numbers them; inputs: kernels whose linears
     take rows of k; places: which arguments are tensors, before `numbers`, sizes that its values hang on, and `constants`; outputs: what the graph gives: ("result",
-    number), ("argument", number), ("size", tree) or ("const", value)."""
+    number), ("argument", number), ("size", tree) or ("const", value); caches: kernels of packed caches, which arguments
+    are state and length, and how many tokens a step brings."""
 
     text: str
     pointers: list[tuple[Kernel, str]]
@@ -39,6 +40,7 @@ class Planned:
     ops: int = 0
     floats: int = 0  # that a member needs for products by columns
     constants: list[torch.Tensor] = field(default_factory=list)
+    caches: list[tuple[KvAttention, int, int, int]] = field(default_factory=list)
 
 
 def plan(gm: GraphModule) -> Planned:
@@ -50,7 +52,7 @@ class _Planner:
     def __init__(self, gm: GraphModule) -> None:
         self.gm, self.unit = gm, Unit()
         self.inlined: dict[Any, GraphModule] = {}
-        self.layers: dict[str, tuple[Function, set[int]]] = {}
+        self.layers: dict[str, tuple[Function, set[int], list[Any]]] = {}
         self.main = Function("region_main")
         self.scope = Scope(self.main, self.unit, self.inlined)
         self.places: list[int] = []
@@ -73,7 +75,20 @@ class _Planner:
         return Planned(
             region_text(SYMBOL, self.unit, self.main), list(self.unit.pointers), sorted(self.unit.inputs, key=repr),
             self.places, self.numbers, self.arguments, self.results, outputs, self.ops, self.unit.floats, self.constants,
+            self._caches(),
         )  # fmt: skip
+
+    def _caches(self) -> list[tuple[KvAttention, int, int, int]]:
+        """Of every layer, in the order of the graph."""
+        found = []
+        order = {id(self.scope.env[n]): self.places.index(i) for i, n in self._tensors()}
+        for kernel, state, length, tokens in self.scope.caches:
+            found.append((kernel, order[id(state)], order[id(length)], tokens))
+        return found
+
+    def _tensors(self) -> list[tuple[int, Node]]:
+        inputs = list(self.gm.graph.find_nodes(op="placeholder"))
+        return [(i, n) for i, n in enumerate(inputs) if i in self.places]
 
     def _take_arguments(self, graph: Graph) -> None:
         written = _written(graph)
@@ -130,7 +145,7 @@ class _Planner:
         body = _attribute(self.gm, str(node.args[0].target)).graph  # type: ignore[union-attr]
         if name not in self.layers:
             self.layers[str(name)] = self._layer(str(name), body)
-        callee, written = self.layers[str(name)]
+        callee, written, caches = self.layers[str(name)]
         places = list(body.find_nodes(op="placeholder"))
         operands = [
             self._conform(scope, g, _facts(p, False)) for g, p in zip(given, places, strict=True)
@@ -140,6 +155,8 @@ class _Planner:
             if given[number].op != "placeholder" or [o.home for o in operands].count(home) != 1:  # type: ignore[union-attr]
                 raise Unsupported(f"{given[number]} is written and read under two names")
             scope.before_write(home, node)
+        for kernel, state, length, tokens in caches:
+            scope.caches.append((kernel, operands[state], operands[length], tokens))
         made = [scope.f.common(*facts[:2]) for facts in self._facts_of(body)]
         call(scope.f, callee, operands, made)
         return made
@@ -151,7 +168,7 @@ class _Planner:
             raise Unsupported("a layer gives a tensor that is not dense")
         return found
 
-    def _layer(self, name: str, body: Graph) -> tuple[Function, set[int]]:
+    def _layer(self, name: str, body: Graph) -> tuple[Function, set[int], list[Any]]:
         f = Function(f"layer_{name}")
         scope = Scope(f, self.unit, self.inlined)
         places, written = list(body.find_nodes(op="placeholder")), _written(body)
@@ -166,7 +183,9 @@ class _Planner:
             _store(scope, node)
         f.barrier()
         self.unit.functions.append(f)
-        return f, {places.index(w) for w in written}
+        at = {id(scope.env[p]): i for i, p in enumerate(places)}
+        caches = [(kernel, at[id(s)], at[id(n)], t) for kernel, s, n, t in scope.caches]
+        return f, {places.index(w) for w in written}, caches
 
     def _conform(self, scope: Scope, arg: Any, facts: Facts) -> Value:
         """An operand, laid out as the layer expects it."""
@@ -198,6 +217,9 @@ def _counts(node: Node) -> bool:
 def _written(graph: Graph) -> set[Node]:
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     found = {n.args[0] for n in copies}
+    for node in graph.nodes:
+        if writes_cache(node):
+            found |= {node.args[3], node.args[4]}
     for node in graph.find_nodes(op="call_function", target=LAYER):
         body = _attribute(graph.owning_module, str(node.args[0].target)).graph
         places = list(body.find_nodes(op="placeholder"))

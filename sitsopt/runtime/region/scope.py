@@ -39,6 +39,7 @@ class Scope:
         self.env: dict[Node, Any] = {}
         self.left: dict[Node, int] = {}
         self.results: dict[Node, Value] = {}  # where a result has to lie
+        self.caches: list[tuple[Any, Value, Value, int]] = []  # kernel, state, length, new tokens
         self.numbers: dict[int, Value] = {}  # sizes that are arguments, where they lie
 
     # values
@@ -191,9 +192,17 @@ def dtype_of(node: Node) -> str:
     return DTYPE_NAMES[fake.dtype]
 
 
+def writes_cache(node: Node) -> bool:
+    """Whether an op writes a packed cache where it lies."""
+    target = node.target
+    ours = node.op == "call_function" and getattr(target, "namespace", "") in ("sits", "sits_cpp")
+    return ours and target._schema.name.endswith("::kv_attention_")  # type: ignore[union-attr]
+
+
 def _writes(node: Node) -> bool:
     return (
-        node.target is torch.ops.aten.copy_.default
+        writes_cache(node)
+        or node.target is torch.ops.aten.copy_.default
         or node.target is torch.ops.higher_order.invoke_subgraph
     )
 
@@ -203,4 +212,4 @@ def _placed(why: str, node: Node) -> str:
     return f"{why} at {where}" if where and " at " not in why else why
 
 
-__all__ = ["LARGEST_COPY", "Operand", "Scope", "Sym", "Unsupported", "dtype_of", "viewed"]
+__all__ = ["LARGEST_COPY", "Operand", "Scope", "Sym", "Unsupported", "dtype_of", "viewed", "writes_cache"]
