@@ -250,4 +250,15 @@ def within(f: Function, index: str, size: int) -> None:
     f.line(f"if ((uint64_t)({index}) >= {size}) return 2;")
 
 
-__all__ = ["ARGUMENTS", "Cache", "Product", "Unit", "attention", "call", "columns", "kv_attention", "linear", "within"]
+__all__ = [
+    "ARGUMENTS",
+    "Cache",
+    "Product",
+    "Unit",
+    "attention",
+    "call",
+    "columns",
+    "kv_attention",
+    "linear",
+    "within",
+]

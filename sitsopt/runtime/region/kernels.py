@@ -150,7 +150,12 @@ def _kv_attention(scope: Scope, node: Node) -> Value:
     state, length = (scope.value(a) for a in node.args[3:5])
     mask, layout, scale, *rest = (scope.get(a) for a in node.args[5:])
     causal, softcap, sinks, safe = (*rest, *(False, 0.0, None, True)[len(rest) :])
-    facts = {"head_dim": k.sizes[3], "value_dim": v.sizes[3], "kv_heads": k.sizes[1], "layout": layout}
+    facts = {
+        "head_dim": k.sizes[3],
+        "value_dim": v.sizes[3],
+        "kv_heads": k.sizes[1],
+        "layout": layout,
+    }
     tokens, kept = k.sizes[2], Layout.parse(layout)
     if mask is None or causal or tokens > min(FEW, kept.recent) or q.sizes[2] != tokens:
         raise Unsupported(f"{tokens} tokens at once for a packed cache")

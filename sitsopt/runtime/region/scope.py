@@ -212,4 +212,13 @@ def _placed(why: str, node: Node) -> str:
     return f"{why} at {where}" if where and " at " not in why else why
 
 
-__all__ = ["LARGEST_COPY", "Operand", "Scope", "Sym", "Unsupported", "dtype_of", "viewed", "writes_cache"]
+__all__ = [
+    "LARGEST_COPY",
+    "Operand",
+    "Scope",
+    "Sym",
+    "Unsupported",
+    "dtype_of",
+    "viewed",
+    "writes_cache",
+]
