@@ -264,11 +264,25 @@ def test_an_index_out_of_range_is_told() -> None:
     torch.testing.assert_close(run(x), model(x))
 
 
+class Deep(nn.Module):
+    """Products that wait for each other: a barrier before each but the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        return x
+
+
 @torch.no_grad()
 def test_threads_forks_and_team_sizes() -> None:
-    models = [Head(), Head()]
+    models = [Deep(), Deep()]
     xs = [torch.randn(2, 64), torch.randn(5, 64)]
     regions = [region_of(m, x) for m, x in zip(models, xs, strict=True)]
+    assert all(r.planned.text.count("BARRIER\n") >= 7 for r, _ in regions)
     wanted = [m(x) for m, x in zip(models, xs, strict=True)]
     before, right = torch.get_num_threads(), [0, 0]
 
@@ -278,7 +292,8 @@ def test_threads_forks_and_team_sizes() -> None:
             return torch.allclose(region(*given)[0], wanted[i], atol=1e-5)
 
     def work(i: int) -> None:
-        for _ in range(200):
+        for turn in range(200):  # on a team of each size, while the other's is of another
+            torch.set_num_threads(1 + (turn + i) % 4)
             right[i] += is_right(i)
 
     try:

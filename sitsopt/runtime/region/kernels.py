@@ -148,8 +148,9 @@ def _attention(scope: Scope, node: Node) -> Value:
 def _kv_attention(scope: Scope, node: Node) -> Value:
     q, k, v = (scope.inner_dense(a) for a in node.args[:3])
     state, length = (scope.value(a) for a in node.args[3:5])
-    mask, layout, scale, *rest = (scope.get(a) for a in node.args[5:])
-    causal, softcap, sinks, safe = (*rest, *(False, 0.0, None, True)[len(rest) :])
+    mask, layout, scale, *rest = [scope.get(a) for a in node.args[5:]]
+    given: list[Any] = [*rest, *(False, 0.0, None, True)[len(rest) :]]
+    causal, softcap, sinks, safe = given
     facts = {
         "head_dim": k.sizes[3],
         "value_dim": v.sizes[3],

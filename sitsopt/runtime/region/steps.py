@@ -331,9 +331,8 @@ def _ends_here(node: Node, into: Node) -> None:
     late = [u for u in into.users if u not in back and order[u] > order[node]]
     written = any(u.target is aten.copy_.default for u in back)
     if into.op != "placeholder" or not written or late:
-        raise Unsupported(
-            f"an {node.target.__name__.split('.')[0]} that does not end where it began"
-        )  # type: ignore[union-attr]
+        name = getattr(node.target, "__name__", "op").split(".")[0]
+        raise Unsupported(f"an {name} that does not end where it began")
 
 
 def _copied(scope: Scope, node: Node) -> Operand:
