@@ -237,9 +237,11 @@ class _Texts:
             return None if None in parts else tuple(parts)
         if isinstance(value, dict):
             return self.args([x for item in value.items() for x in item], index)
+        if type(value) is float:
+            return value.hex()  # 0.0 and -0.0 are equal, and not the same
         if value is None or isinstance(
             value,
-            (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format),
+            (bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format),
         ):
             return value.__class__, value
         return None

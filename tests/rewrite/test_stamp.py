@@ -185,3 +185,46 @@ def test_a_site_that_is_switched_off_stays_so(
     assert _told(one[1]) == _told(two[1]) and _lines(one[0]) == _lines(two[0])
     sites = [s.place.module for s in two[1].sites if s.rule == "fuse/swiglu"]
     assert "model.layers.3.mlp" in sites and "model.layers.4.mlp" not in sites
+
+
+class _Zeros(nn.Module):
+    """Layers that add -0.0, but for one that adds 0.0: only that changes a value."""
+
+    def __init__(self, zeros: Sequence[float]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Zero(zero) for zero in zeros)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class _Zero(nn.Module):
+    def __init__(self, zero: float) -> None:
+        super().__init__()
+        self.zero = zero
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) + self.zero
+
+
+def test_zeros_of_two_signs_are_no_equal_layers() -> None:
+    zeros = [-0.0] * 4 + [0.0] + [-0.0] * 4
+    found: list[tuple[GraphModule, Sequence[Any]]] = []
+
+    def backend(gm: GraphModule, inputs: Sequence[Any]) -> Any:
+        found.append((gm, list(inputs)))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(_Zeros(zeros), backend=backend)(torch.ones(3))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        captured = capture(*found[0])
+        lanes = GraphView(captured.gm, captured.params, captured.written).lanes
+    assert lanes is not None
+    kinds = {lane.path: kind for lane, kind in zip(lanes.lanes, lanes.kinds, strict=True)}
+    names = [next(p for p in kinds if p.endswith(f".{i}")) for i in range(len(zeros))]
+    same = [kinds[name] == kinds[names[1]] for name in names[1:]]
+    assert same == [True, True, True, False, True, True, True, False]  # the last one is returned
