@@ -26,7 +26,7 @@ OTHERS = {
     "num_beams": "beam search", "num_beam_groups": "beam search", "constraints": "constrained beam search",
     "penalty_alpha": "contrastive search", "dola_layers": "DoLa decoding", "assistant_model": "assisted decoding",
     "assistant_early_exit": "assisted decoding", "prompt_lookup_num_tokens": "transformers' own prompt lookup",
-    "token_healing": "token healing", "custom_generate": "a generate of the caller's",
+    "stop_strings": "stop strings", "token_healing": "token healing", "custom_generate": "a generate of the caller's",
     "synced_gpus": "several GPUs in step", "prefill_chunk_size": "a prefill in chunks that the caller chose",
 }  # fmt: skip
 PLAIN_INPUTS = {"attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "logits_to_keep"}  # fmt: skip
@@ -44,19 +44,21 @@ class Generating:
         self, model: Any, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """As `own`, the class's `generate`."""
-        why = _another_way(model, args, kwargs)
+        ours = _with_stop_strings(args, kwargs)
+        why = _another_way(model, args, ours)
         if why:
             self.told("transformers", why)
             return own(model, *args, **kwargs)
         streamer = kwargs.get("streamer")
 
         def decode(
-            model: Any, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **rest: Any
+            model: Any, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any, generation_config: Any,
+            **rest: Any,
         ) -> Any:  # fmt: skip
             given = (input_ids, logits_processor, stopping_criteria, generation_config)
             return self._decode(model, given, streamer, rest)
 
-        return own(model, *args, **kwargs, custom_generate=decode)
+        return own(model, *args, **ours, custom_generate=decode)
 
     def plain(self, call: Any = None) -> str:
         """Speculate no more; what the guard says it did."""
@@ -162,6 +164,20 @@ def prepared(
     at = None if positions is None else positions[:, :1]
     runner = runner_of(model, model, cache, spec.most if spec else 0, mask, at)
     return runner, new, positions
+
+
+def _with_stop_strings(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Stop strings of a call as the criterion that they are: transformers loses the tokenizer on the way to a
+    `custom_generate`."""
+    strings, tokenizer = kwargs.get("stop_strings"), kwargs.get("tokenizer")
+    if strings is None or tokenizer is None or len(args) > 3:
+        return kwargs
+    from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
+
+    rest = {k: v for k, v in kwargs.items() if k not in ("stop_strings", "tokenizer")}
+    criterion = StopStringCriteria(tokenizer, strings)
+    given = rest.get("stopping_criteria") or ()
+    return {**rest, "stopping_criteria": StoppingCriteriaList([*given, criterion])}
 
 
 def _another_way(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -102,7 +102,7 @@ def test_a_lost_alias_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_lost_check_of_readers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads a value that is gone gets the result instead."""
-    move: Any = editing._move
+    move: Any = editing.move
 
     def greedy(match: Any, view: Any, edit: Edit, news: list[Any]) -> None:
         move(match, view, edit, news)
@@ -111,7 +111,7 @@ def test_a_lost_check_of_readers_is_found(monkeypatch: pytest.MonkeyPatch) -> No
                 reader.replace_input_with(node, news[0])
 
     monkeypatch.setattr(checking, "_uses", lambda *args: None)
-    monkeypatch.setattr(editing, "_move", greedy)
+    monkeypatch.setattr(editing, "move", greedy)
     assert fuzz(seeds_of("fuse/swiglu"), shipped(), enough=1).wrong
 
 

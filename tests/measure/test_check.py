@@ -45,7 +45,8 @@ def test_a_wrong_engine_fails(loaded: Loaded, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "compiled", negated)
     result = check(loaded, CheckOptions(2, 6, 128, 64, rewrites=False))
     assert not result["passed"] and not result["tokens_equal"]
-    assert result["tokens_differ"][0] == {"prompt": 1, "at": 1, "of": 6}
+    first = result["tokens_differ"][0]
+    assert (first["prompt"], first["at"], first["of"]) == (1, 1, 6) and first["steps"] > 2
     assert len(result["failures"]) == 4 and "rewrites" not in result
 
 
