@@ -162,6 +162,7 @@ def test_what_has_no_packed_form_is_refused(tiny_llama, tmp_path):
         load(str(tmp_path / "m"), "f32", device="cpu")
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_folder_is_packed_as_it_is(tiny_llama, tmp_path):
     quantized(tiny_llama, tmp_path / "m", "w4a16")

@@ -91,6 +91,7 @@ def test_the_static_cache_stays_out_of_the_models_settings(
     assert torch.equal(plain.sequences, found.sequences)
 
 
+@pytest.mark.slow
 def test_a_cache_that_the_caller_brings_is_used(model: LlamaForCausalLM) -> None:
     want = model.generate(IDS, **GREEDY)
     sitsopt.optimize(model, lowering="eager")

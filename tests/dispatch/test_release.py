@@ -32,6 +32,7 @@ def optimized(model, weights=INT8, **more):
     return sitsopt.optimize(model, "default", weights=weights, **more)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_all_graphs_read_the_packed_copies():
     model = llama()

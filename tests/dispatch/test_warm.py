@@ -125,6 +125,7 @@ def test_a_damaged_entry_is_a_miss(folder: Folder) -> None:
     assert folder.run()["from_disk"] == 1
 
 
+@pytest.mark.slow
 def test_other_settings_and_other_code_are_other_entries(folder: Folder) -> None:
     assert folder.run(exclude=["nothing@nowhere#0"])["from_disk"] == 0
     folder.write(2)  # the result of the old code would be wrong
@@ -135,6 +136,7 @@ def test_other_settings_and_other_code_are_other_entries(folder: Folder) -> None
     assert folder.run()["from_disk"] == 1
 
 
+@pytest.mark.slow
 def test_a_kill_while_an_entry_is_written(folder: Folder) -> None:
     for entry in folder.entries():
         entry.unlink()
@@ -155,6 +157,7 @@ def test_a_kill_while_an_entry_is_written(folder: Folder) -> None:
     assert folder.run()["from_disk"] == 1
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(folder: Folder) -> None:
     for entry in folder.entries():
         entry.unlink()

@@ -115,6 +115,7 @@ def test_a_lost_check_of_readers_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert fuzz(seeds_of("fuse/swiglu"), shipped(), enough=1).wrong
 
 
+@pytest.mark.slow
 def test_a_lost_condition_is_found() -> None:
     """A literal that is a wildcard: any scale is taken for the pattern's."""
     (rule,) = [r for r in shipped() if r.id == "clean/mul_one"]

@@ -82,8 +82,8 @@ def test_balancing_is_proposed_and_done_only_with_leave(period: str, tmp_path: P
     dry = plan_hooks({"hbm": {}}, host=machine)
     system = {a.key: a.value for a in dry.plans["hbm"].actions if a.scope == "system"}
     assert system == {f"file:{BALANCING}": 0, f"file:{period}": 60_000}
-    dry.apply()
-    assert machine.read(BALANCING) == "1" and machine.read(period) == "1000"
+    with dry.apply():
+        assert machine.read(BALANCING) == "1" and machine.read(period) == "1000"
     assert any("sitsopt doctor --apply" in refused.why for _, refused in dry.refused())
     with plan_hooks({"hbm": {}}, host=machine, scopes=("system",)).apply():
         assert machine.read(BALANCING) == "0" and machine.read(period) == "60000"
@@ -97,7 +97,8 @@ def test_no_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "write_text", denied)
-    run = plan_hooks({"hbm": {}}, host=machine, scopes=("system",)).apply()
+    with plan_hooks({"hbm": {}}, host=machine, scopes=("system",)).apply() as run:
+        pass
     assert ("hbm", "[Errno 13] Permission denied") in [(n, r.why) for n, r in run.refused()]
 
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.sample]  # two calls are compiled
+pytestmark = pytest.mark.slow  # two calls are compiled
 
 # Everything is compiled once; each run is then a fork with a limit of its own. What grows is real: generate() keeps
 # the logits of every token. Blocks of this size are mapped one by one, so that what is freed is free again.
@@ -90,7 +90,7 @@ print(json.dumps({"without": without, "with": with_guard, "forced": forced, "exa
 SHAPES = {"deep": (8, 2048, 90), "wide": (2, 8192, 60)}
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=["deep", pytest.param("wide", marks=pytest.mark.sample)])
 def runs(request: pytest.FixtureRequest) -> dict[str, dict[str, object]]:
     layers, width, new = SHAPES[request.param]
     env = {

@@ -36,6 +36,7 @@ def options(*path: str) -> CheckOptions:
     return CheckOptions(1, 2, 32, 16, sits=sits)
 
 
+@pytest.mark.slow
 def test_the_wrong_rule_is_named(loaded: Loaded, tmp_path: Path):
     (tmp_path / "rules" / "clean").mkdir(parents=True)
     (tmp_path / "rules" / "clean" / "wrong.yaml").write_text(WRONG)

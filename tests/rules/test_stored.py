@@ -76,6 +76,7 @@ def test_logits_are_the_dequantized_models(lowering, tied):
     assert "no such weight" in said["weights: model.layers.1.mlp.up_proj"]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_half_precision_copy_is_not_rounded_twice():
     """The packed weight has the file's numbers, not those of its bf16 copy."""
