@@ -48,9 +48,7 @@ def same_shape(a: Any, b: Any) -> bool:
 def module_path(node: Node) -> str:
     """The dotted path of the module that ran this op, without Dynamo's wrapping; "" for plain functions."""
     stack = node.meta.get("nn_module_stack") or {}
-    for name, _ in reversed(list(stack.values())):
-        return clean_path(str(name))
-    return ""
+    return clean_path(str(next(reversed(stack.values()))[0])) if stack else ""
 
 
 @lru_cache(maxsize=65536)
@@ -80,12 +78,14 @@ def _last_frame(trace: str) -> str:
 
 def schema_mutates(target: object) -> bool:
     """Whether an op writes one of its arguments: read from its schema, never from its name."""
-    return isinstance(target, torch._ops.OpOverload) and _is_mutable(target)
+    known = _WRITES.get(id(target))  # hashing an op runs Python code
+    if known is None or known[0] is not target:
+        writes = isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
+        known = _WRITES[id(target)] = target, writes
+    return known[1]
 
 
-@lru_cache(maxsize=4096)
-def _is_mutable(target: torch._ops.OpOverload) -> bool:
-    return bool(target._schema.is_mutable)
+_WRITES: dict[int, tuple[object, bool]] = {}
 
 
 def is_view(node: Node) -> bool:

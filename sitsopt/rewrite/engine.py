@@ -95,14 +95,15 @@ class _Engine:
             for node in [n for k in root_keys(rule, index) for n in self.view.nodes((k,))]:
                 if node in self.view.dead or node in done:
                     continue
-                lane, slot = self.lanes.of.get(node, (0, 0)) if self.lanes else (0, 0)
-                if lane and self.lanes and self.lanes.repeats[lane]:
-                    window = self.lanes.window(lane)
-                    if window and self._repeated(rule, index, node, (slot, *window), known):
-                        done.add(node)
-                    if window:
-                        continue
-                if (self.settings.misses or fits(node)) and self._try(rule, index, node, missed):
+                key = self._place(node)
+                if key is not None:
+                    applied = known.get(key) is not FAILS and self._repeated(
+                        rule, index, node, key, known
+                    )
+                else:
+                    fit = self.settings.misses or fits(node, [])
+                    applied = fit and self._try(rule, index, node, missed)
+                if applied:
                     done.add(node)
         if self.settings.misses:
             self.record.tried[rule.id] = self._tried(rule)
@@ -111,17 +112,30 @@ class _Engine:
                     self.record.misses.append(_miss(rule, node, trace))
             self._note_taken(rule)
 
+    def _place(self, node: Node) -> Any:
+        """Where in a repeated layer a node stands: nodes of one place are alike. None for all others."""
+        lanes = self.lanes
+        if lanes is None or node not in lanes.of:
+            return None
+        lane, slot = lanes.of[node]
+        window = lanes.windows[lane] if lanes.repeats[lane] else None
+        return (slot, window) if window else None
+
     def _repeated(
         self, rule: Rule, index: int, node: Node, key: Any, known: dict[Any, Outcome]
     ) -> bool:
         """`_try` at a node of a repeated layer: an equal layer before it shows what comes of it."""
         assert self.lanes is not None
-        lanes, view, lane = self.lanes, self.view, self.lanes.of[node][0]
+        lanes, view, of = self.lanes, self.view, self.lanes.of
+        lane = of[node][0]
         outcome = known.get(key)
-        if outcome is FAILS:
-            return False
         if isinstance(outcome, Stamp) and self._stamped(outcome, lane):
             return True
+        looked: list[Node] = []
+        if not test_of(rule, index)(node, looked):
+            if outcome is None and all(of[n][0] >= lane - 1 for n in looked if n in of):
+                known[key] = FAILS
+            return False
         if outcome is not None:
             return self._try(rule, index, node, {})
         view.seen, view.asked, self.denied = set(), set(), False

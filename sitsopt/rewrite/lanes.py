@@ -62,19 +62,12 @@ class Lanes:
             for i in range(len(self.lanes)):
                 text = texts.of(i) if i in regular else None
                 self.kinds.append(self._odd_kind() if text is None else self._intern(text))
-        self.windows = [self.window(i) for i in range(len(self.kinds))]
+        self.windows = [self._window(i) for i in range(len(self.kinds))]
         counts = Counter(self.windows)
         self.repeats = [w is not None and counts[w] > 1 for w in self.windows]
 
     def __bool__(self) -> bool:
         return any(self.repeats)
-
-    def window(self, lane: int) -> Window | None:
-        """The kinds around a lane; None where one of the three equals nothing."""
-        if not 0 < lane < len(self.kinds) - 1:
-            return None
-        a, b, c = self.kinds[lane - 1 : lane + 2]
-        return (a, b, c) if a >= 0 and b >= 0 and c >= 0 else None
 
     def pairs_seen(self) -> set[int]:
         """Lanes that read as a lane before them does, ops of the lane before included."""
@@ -106,10 +99,13 @@ class Lanes:
         kind = type(ref)
         if kind is Ref:
             return self.lanes[lane + ref[0]].slots[ref[1]]
-        if kind is list:
-            return [self.node(v, lane) for v in ref]
-        if kind is tuple:
-            return tuple([self.node(v, lane) for v in ref])
+        if kind is list or kind is tuple:
+            lanes = self.lanes
+            found = [
+                lanes[lane + v[0]].slots[v[1]] if type(v) is Ref else self.node(v, lane)
+                for v in ref
+            ]
+            return found if kind is list else tuple(found)
         if kind is dict:
             return {k: self.node(v, lane) for k, v in ref.items()}
         return ref
@@ -128,10 +124,18 @@ class Lanes:
                 self.kinds[lane] = self._odd_kind()
             else:
                 self.kinds[lane] = self._intern((self.kinds[lane], event, off))
+            for near in (lane - 1, lane, lane + 1):
+                self.windows[near] = self._window(near)
 
     def event(self, text: Any) -> int:
         """The number of an event: equal texts have one."""
         return self._intern(("event", text))
+
+    def _window(self, lane: int) -> Window | None:
+        if not 0 < lane < len(self.kinds) - 1:
+            return None
+        a, b, c = self.kinds[lane - 1 : lane + 2]
+        return (a, b, c) if a >= 0 and b >= 0 and c >= 0 else None
 
     # -- building -----------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 Most nodes under a rule's root op are not the rule's: a `mul` is tried for every norm. Each spelling is compiled once:
 into what a graph must have for it (ops, which op reads which, constants), and into a test of one node that looks at op
-names, literals and dtypes all the way down. Both may only say no where the matcher would.
+names, literals and dtypes all the way down and notes the nodes it looked at. Both may only say no where the matcher
+would.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ..spec.program import Call, Let, Lit, Ref, Seq, Term
 from ..spec.rule import Input, Rule
 from .values import const_kinds, plain, same_constant, symbolic
 
-Test = Callable[[Any], bool]
+Seen = list[Node]
+Test = Callable[[Any, Seen], bool]
 CAST = "prim.cast"
 
 
@@ -86,7 +88,7 @@ class _Compiler:
         name = self.program.returns[0]
         let = self.lets[name]
         test = self._named(name) if len(let.names) == 1 else self._call(let)
-        return test or (lambda actual: True)
+        return test or (lambda actual, seen: True)
 
     def _named(self, name: str) -> Test | None:
         if name not in self.known:
@@ -111,7 +113,7 @@ class _Compiler:
             return _equals(plain(term.value))
         if isinstance(term, Seq):
             if any(isinstance(t, Ref) and t.name in self.packs for t in term.items):
-                return lambda actual: isinstance(actual, (list, tuple))
+                return lambda actual, seen: isinstance(actual, (list, tuple))
             return _each([self._term(item) for item in term.items])
         return None
 
@@ -136,8 +138,11 @@ def _op(key: str, overload: list[str], tests: list[Test | None], commutes: bool)
     chosen = [(i, test) for i, test in enumerate(tests) if test is not None]
     count = len(tests)
 
-    def test(node: Any) -> bool:
-        if not isinstance(node, Node) or key_of(node) != key:
+    def test(node: Any, seen: Seen) -> bool:
+        if not isinstance(node, Node):
+            return False
+        seen.append(node)
+        if key_of(node) != key:
             return False
         view = view_of(node)
         if view is None or (overload and view.overload != overload[0]):
@@ -145,31 +150,32 @@ def _op(key: str, overload: list[str], tests: list[Test | None], commutes: bool)
         values = view.values
         if len(values) < count:
             return False
-        if all(check(values[i]) for i, check in chosen):
+        if all(check(values[i], seen) for i, check in chosen):
             return True
         if not commutes:
             return False
         swapped = (values[1], values[0], *values[2:])
-        return all(check(swapped[i]) for i, check in chosen)
+        return all(check(swapped[i], seen) for i, check in chosen)
 
     return test
 
 
 def _cast(operand: Test | None, dtype: Test | None) -> Test:
-    def test(node: Any) -> bool:
+    def test(node: Any, seen: Seen) -> bool:
         if not isinstance(node, Node):
             return False
+        seen.append(node)
         if key_of(node) == CAST:
             view = view_of(node)
             assert view is not None
-            if (dtype is None or dtype(view.values[1])) and (
-                operand is None or operand(view.values[0])
+            if (dtype is None or dtype(view.values[1], seen)) and (
+                operand is None or operand(view.values[0], seen)
             ):
                 return True
         value = tensor(node)
-        if value is None or (dtype is not None and not dtype(value.dtype)):
+        if value is None or (dtype is not None and not dtype(value.dtype, seen)):
             return False
-        return operand is None or operand(node)
+        return operand is None or operand(node, seen)
 
     return test
 
@@ -179,50 +185,58 @@ def _permute(call: Call, operand: Test | None) -> Test:
     literal = all(isinstance(t, Lit) for t in call.args[1:])
     dims = tuple(t.value for t in call.args[1:] if isinstance(t, Lit))
 
-    def test(node: Any) -> bool:
-        view = view_of(node) if isinstance(node, Node) and node.op == "call_function" else None
+    def test(node: Any, seen: Seen) -> bool:
+        if not isinstance(node, Node):
+            return False
+        seen.append(node)
+        view = view_of(node) if node.op == "call_function" else None
         if view is None or view.key != "prim.permute":
             return False
         if literal and permutation(base, len(view.values[1]), dims) != view.values[1]:
             return False
-        return operand is None or operand(view.values[0])
+        return operand is None or operand(view.values[0], seen)
 
     return test
 
 
 def _item(index: int, source: Test) -> Test:
-    def test(node: Any) -> bool:
-        if not isinstance(node, Node) or key_of(node) != "prim.getitem":
+    def test(node: Any, seen: Seen) -> bool:
+        if not isinstance(node, Node):
             return False
-        return bool(node.args[1] == index) and source(node.args[0])
+        seen.append(node)
+        if key_of(node) != "prim.getitem":
+            return False
+        return bool(node.args[1] == index) and source(node.args[0], seen)
 
     return test
 
 
 def _each(tests: list[Test | None]) -> Test:
-    def test(actual: Any) -> bool:
+    def test(actual: Any, seen: Seen) -> bool:
         if not isinstance(actual, (list, tuple)) or len(actual) != len(tests):
             return False
         pairs = zip(tests, actual, strict=True)
-        return all(check is None or check(item) for check, item in pairs)
+        return all(check is None or check(item, seen) for check, item in pairs)
 
     return test
 
 
 def _equals(wanted: Any) -> Test:
-    return lambda actual: same_constant(wanted, symbolic(actual))
+    return lambda actual, seen: same_constant(wanted, symbolic(actual))
 
 
 def _input(spec: Input) -> Test | None:
     if spec.kind == "const":
         fits = const_kinds(spec)
-        return lambda actual: isinstance(actual, fits)
+        return lambda actual, seen: isinstance(actual, fits)
     dtype = DTYPES.get(spec.dtype or "")
     param = spec.kind == "param"
 
-    def test(actual: Any) -> bool:
+    def test(actual: Any, seen: Seen) -> bool:
         if actual is None:
             return bool(spec.optional)
+        if isinstance(actual, Node):
+            seen.append(actual)
         value = tensor(actual)
         if value is None or (dtype is not None and value.dtype != dtype):
             return False
